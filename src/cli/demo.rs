@@ -128,7 +128,9 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         let app = App::start(config).await.map_err(super::serve::failure)?;
         app.ready().await;
         if !app.gateway().is_ready() {
-            return Err(Failure::unavailable("no voice works; install espeak-ng or give a model"));
+            return Err(Failure::unavailable(
+                "no voice works: install espeak-ng, for example by `apt-get install espeak-ng`",
+            ));
         }
         let outcome = Demo { app: &app, text: &args.text, out: args.out }.run().await;
         app.drain().await;

@@ -195,7 +195,7 @@ fn whisper_selftest(kit: &std::path::Path, device: &str, dtype: &str) -> Result<
 /// The number of a GPU that can be tried.
 fn ordinal(device: &str) -> Result<u32, Failure> {
     let Some(ordinal) = device.strip_prefix("cuda:").and_then(|n| n.parse::<u32>().ok()) else {
-        return Err(Failure::failed(format!("device `{device}`: expected cpu or cuda:N")));
+        return Err(Failure::failed(format!("device `{device}`: expected cpu or cuda:N, for example cuda:0")));
     };
     match gpu::absent() {
         Some(why) => Err(Failure::unavailable(why)),

@@ -39,13 +39,14 @@ pub(super) fn run(command: Command) -> Result<(), Failure> {
     let key = match &args.key_file {
         Some(file) => Key::parse(&Secret::from_file(file).map_err(Failure::failed)?).map_err(Failure::failed)?,
         None => load(args.config.as_deref())?.recording.sealing().map_err(Failure::failed)?.ok_or_else(|| {
-            Failure::failed("no key: name a file by --key-file, or a configuration with [recording] key")
+            Failure::failed("no key: name a file that holds it, for example `--key-file recording.key`, or by -c a configuration with [recording] key")
         })?,
     };
     let out = match args.out {
         Some(out) => out,
-        None => beside(&args.file)
-            .ok_or_else(|| Failure::failed(format!("{}: say by --out where the sound goes", args.file.display())))?,
+        None => beside(&args.file).ok_or_else(|| {
+            Failure::failed(format!("{}: say where the sound goes, for example `--out call.wav`", args.file.display()))
+        })?,
     };
     decrypt(&args.file, &out, &key, args.partial).map_err(|error| {
         let hint = if error.kind() == ErrorKind::UnexpectedEof { "; --partial takes what is there" } else { "" };

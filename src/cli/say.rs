@@ -128,28 +128,39 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         args.text.clone()
     };
     let markup = match (args.tags, args.ssml) {
-        (_, true) if streamed => return Err(Failure::failed("--ssml and --text-streaming bistream: use one of both")),
+        (_, true) if streamed => {
+            return Err(Failure::failed(
+                "--ssml and --text-streaming bistream do not go together: leave one out, for example `antiphon say --ssml TEXT`",
+            ));
+        }
         (_, true) => Markup::Ssml,
         (true, false) => Markup::Tags,
         (false, false) => Markup::None,
     };
     let parts = Script::whole(&text, SegmentConfig::default(), markup).map_err(Failure::failed)?;
     if parts.is_empty() && !streamed {
-        return Err(Failure::failed("the text contains nothing to speak"));
+        return Err(Failure::failed(
+            "the text contains nothing to speak: give it words, for example `antiphon say \"Hello.\" -o a.wav`",
+        ));
     }
     let to_stdout = args.out.as_ref().is_none_or(|path| path.as_os_str() == "-");
     let ending = args.out.as_ref().and_then(|path| path.extension()).and_then(|e| e.to_str()).unwrap_or("wav");
     let name = if to_stdout { args.format.as_str() } else { ending };
     let name = if name == "ogg" { "opus" } else { name };
-    let format = Format::named(name)
-        .ok_or_else(|| Failure::failed(format!("format `{name}` is not known; use wav, flac, opus or pcm")))?;
+    let format = Format::named(name).ok_or_else(|| {
+        Failure::failed(format!(
+            "format `{name}` is not known: wav, flac, opus and pcm are, for example `-o speech.flac`"
+        ))
+    })?;
     let mut out = match &args.out {
         Some(path) if !to_stdout => {
             let draft = Draft::create(path).map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?;
             Out::File(draft, path.clone())
         }
         _ if std::io::stdout().is_terminal() => {
-            return Err(Failure::failed("standard output is a terminal; name a file with -o or redirect"));
+            return Err(Failure::failed(
+                "standard output is a terminal: name a file (`-o speech.wav`) or send it on (`| aplay`)",
+            ));
         }
         _ => Out::Stream(std::io::stdout()),
     };
@@ -172,7 +183,9 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     if streamed {
         let source: Box<dyn Read> =
             if args.text == "-" { Box::new(std::io::stdin()) } else { Box::new(std::io::Cursor::new(args.text)) };
-        let loader = choice.loaders.into_iter().next().ok_or_else(|| Failure::unavailable("there is no device"))?;
+        let loader = choice.loaders.into_iter().next().ok_or_else(|| {
+            Failure::unavailable("there is no device to speak on: `antiphon doctor` says what this machine lacks")
+        })?;
         let began = crate::clock::now();
         let samples = speak_as_it_comes(loader, manner, args.text_order.into(), source, format, &mut out)?;
         out.report(samples, crate::clock::now() - began);
@@ -186,7 +199,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
                 return Err(Failure::unavailable(reason));
             }
         }
-        let bar = progress(text.chars().count());
+        let bar = progress();
         let began = crate::clock::now();
         let mut writer = AudioWriter::new(format, crate::audio::RATE).map_err(Failure::failed)?;
         let mut speaker = Speaker::new(engine.clone(), manner);
@@ -195,8 +208,12 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         while let Some(pcm) = speaker.next().await.map_err(Failure::failed)? {
             samples += pcm.len();
             out.write(&writer.push(&pcm).map_err(Failure::failed)?)?;
-            bar.set_message(format!("{:.1} s", samples as f64 / f64::from(crate::audio::RATE)));
-            bar.tick();
+            let (seconds, took) = (seconds(samples), (crate::clock::now() - began).as_secs_f64());
+            bar.set_message(format!(
+                "{seconds:.1} s of speech, {:.1} times as fast as it is heard",
+                seconds / took.max(1e-3)
+            ));
+            bar.set_position((1e3 * speaker.share()) as u64);
         }
         finish(writer, format, samples, &mut out)?;
         bar.finish_and_clear();
@@ -234,6 +251,7 @@ fn speak_as_it_comes(
         markup: manner.markup.of_voice(),
         sounds: Vec::new(),
         words: WordTimes::default(),
+        stages: StageTimes::default(),
         tenant: manner.tenant,
     };
     let slot = Slot(0);
@@ -251,7 +269,6 @@ fn speak_as_it_comes(
                 return Err(Failure::failed("the text ended and nothing is left to run"));
             }
             continue;
-        stages: StageTimes::default(),
         };
         let rounds = voice.caps().limits.rounds[stage];
         voice.run(&Step { stage, slots: vec![slot], rounds }, &mut progress).map_err(Failure::failed)?;
@@ -376,7 +393,7 @@ impl Out {
     /// The last line: which file, how much speech, how fast it was made. Who reads a stream wants nothing but sound.
     fn report(&self, samples: usize, took: std::time::Duration) {
         let Out::File(_, path) = self else { return };
-        let (seconds, took) = (samples as f64 / f64::from(crate::audio::RATE), took.as_secs_f64());
+        let (seconds, took) = (seconds(samples), took.as_secs_f64());
         let speed = seconds / took.max(1e-3);
         eprintln!(
             "{}: {seconds:.1} s of speech in {took:.1} s, {speed:.1} times as fast as it is heard",
@@ -385,13 +402,16 @@ impl Out {
     }
 }
 
-/// Shown on a terminal only; the length of the audio is not known beforehand.
-fn progress(characters: usize) -> ProgressBar {
-    let bar = ProgressBar::new_spinner();
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} of speech, {elapsed} elapsed, {prefix}") {
+fn seconds(samples: usize) -> f64 {
+    samples as f64 / f64::from(crate::audio::RATE)
+}
+
+/// Shown on a terminal only: share by the text, rate, and how long it will take.
+fn progress() -> ProgressBar {
+    let bar = ProgressBar::new(1_000);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {percent} %, {msg}, {eta} left") {
         bar.set_style(style);
     }
-    bar.set_prefix(format!("{characters} characters"));
     bar
 }
 

@@ -45,8 +45,11 @@ pub(super) fn run(mut args: Args) -> Result<(), Failure> {
     args.lexicon = match &args.agent {
         None => config.lexicon.said,
         Some(name) => {
-            let agent =
-                config.agent.get(name).ok_or_else(|| Failure::failed(format!("no agent is called `{name}`")))?;
+            let agent = config.agent.get(name).ok_or_else(|| {
+                let known: Vec<&str> = config.agent.keys().map(String::as_str).collect();
+                let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+                Failure::failed(format!("no agent is called `{name}`; the configuration has {known}"))
+            })?;
             agent.lexicon.said.clone()
         }
     };

@@ -81,6 +81,9 @@ impl From<AudioFileError> for SpeechError {
     }
 }
 
+/// About how fast people speak, until it shows.
+const CHARS_A_SECOND: f64 = 15.0;
+
 /// A part that is with the engine.
 struct Open {
     id: UtteranceId,
@@ -89,6 +92,19 @@ struct Open {
     /// What came of it before its turn: a phrase that is kept may be there before the one ahead of it has been made.
     early: VecDeque<Vec<f32>>,
     ended: bool,
+    /// Characters of its text as it was written.
+    chars: usize,
+}
+
+/// How much of a text has been given out.
+#[derive(Clone, Copy, Debug, Default)]
+struct Given {
+    /// Characters of all that was added.
+    of: usize,
+    /// Characters and samples of the parts that were given out whole, and samples of the one that is being given out.
+    chars: usize,
+    samples: usize,
+    begun: usize,
 }
 
 /// Speaks the parts of one text in order, a few ahead. Dropping it cancels what is under way.
@@ -103,6 +119,7 @@ pub struct Speaker {
     /// With the engine, in the order in which they are heard.
     open: VecDeque<Open>,
     index: u64,
+    given: Given,
 }
 
 impl Speaker {
@@ -122,12 +139,28 @@ impl Speaker {
             waiting: VecDeque::new(),
             open: VecDeque::new(),
             index: 0,
+            given: Given::default(),
         }
     }
 
     /// More to say, after what waits.
     pub fn add(&mut self, parts: impl IntoIterator<Item = impl Into<Cut>>) {
-        self.waiting.extend(parts.into_iter().map(Into::into));
+        for part in parts {
+            let part = part.into();
+            self.given.of += chars(&part);
+            self.waiting.push_back(part);
+        }
+    }
+
+    /// What share of all that was added has been given out, 0 to 1: exact between parts, within one by the pace of those
+    /// before it.
+    pub fn share(&self) -> f64 {
+        let Given { of, chars, samples, begun } = self.given;
+        let pace = if samples > 0 { chars as f64 / samples as f64 } else { CHARS_A_SECOND / f64::from(RATE) };
+        let current = self.open.front().map_or(0, |open| open.chars) as f64;
+        // The end of a part that takes longer than others is not there yet.
+        let within = (begun as f64 * pace).min(0.98 * current);
+        if of == 0 { 0.0 } else { (chars as f64 + within) / of as f64 }
     }
 
     /// Whether everything added has been spoken.
@@ -143,11 +176,14 @@ impl Speaker {
         loop {
             while let Some(first) = self.open.front_mut() {
                 if let Some(pcm) = first.early.pop_front() {
+                    self.given.begun += pcm.len();
                     return Ok(Some(pcm));
                 }
                 if !first.ended {
                     break;
                 }
+                self.given.chars += first.chars;
+                self.given.samples += std::mem::take(&mut self.given.begun);
                 self.open.pop_front();
             }
             // Silence has its place between what was spoken before it and what comes after.
@@ -194,6 +230,7 @@ impl Speaker {
             let reading = read_given("", &piece.text, &piece.given, how);
             if reading.spoken.text.trim().is_empty() {
                 // Marks only: nobody here waits for them.
+                self.given.of -= piece.text.chars().count();
                 continue;
             }
             let utterance = Utterance {
@@ -212,14 +249,24 @@ impl Speaker {
                 markup: manner.markup.of_voice(),
                 sounds: reading.sounds,
                 words: WordTimes::default(),
+                stages: StageTimes::default(),
                 tenant: manner.tenant.clone(),
             };
             self.index += 1;
             let level = Leveller::new(manner.volume * piece.manner.gain);
-            self.open.push_back(Open { id: utterance.id, level, early: VecDeque::new(), ended: false });
+            let chars = piece.text.chars().count();
+            self.open.push_back(Open { id: utterance.id, level, early: VecDeque::new(), ended: false, chars });
             self.engine.submit(utterance, self.sink.clone())?;
         }
         Ok(())
+    }
+}
+
+/// Characters of what is spoken.
+fn chars(cut: &Cut) -> usize {
+    match cut {
+        Cut::Piece(piece) => piece.text.chars().count(),
+        Cut::Break(_) => 0,
     }
 }
 
@@ -230,7 +277,6 @@ impl Drop for Speaker {
     }
 }
 
-                self.given.of -= piece.text.chars().count();
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -261,6 +307,26 @@ mod tests {
         spoken(&engine, &["something else", "two"]).await;
         assert_eq!(spoken(&engine, &parts).await, plain);
         assert_eq!(spoken(&engine, &parts).await, plain, "all of it is kept");
+        engine.shutdown();
+    }
+
+    #[tokio::test]
+    async fn the_share_grows_with_what_is_given_out_and_ends_whole() {
+        let loader: Loader = Box::new(|| Ok(Box::new(Tone::new())));
+        let engine = Engine::start(vec![loader], crate::sched::Config::default()).expect("starts");
+        engine.ready().await;
+        let mut speaker = Speaker::new(engine.clone(), Manner::plain("".into()));
+        assert_eq!(speaker.share(), 0.0);
+        speaker.add(
+            ["one three five.", "...", "two, and a little more of it than before.", "four six."].map(str::to_owned),
+        );
+        let mut shares = vec![speaker.share()];
+        while speaker.next().await.expect("spoken").is_some() {
+            shares.push(speaker.share());
+        }
+        assert!(shares.windows(2).all(|two| two[0] <= two[1] + 1e-9), "{shares:?}");
+        assert!(shares.iter().filter(|share| (0.05..0.95).contains(*share)).count() >= 3, "{shares:?}");
+        assert_eq!(speaker.share(), 1.0);
         engine.shutdown();
     }
 }

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use indicatif::ProgressBar;
+use indicatif::{ProgressBar, ProgressStyle};
 
 use super::api::tags;
 use super::campplus::Pooling;
@@ -144,10 +144,15 @@ fn add(args: &Add, defaults: &Defaults, out: &mut dyn Write, err: &mut dyn Write
         now: crate::clock::wall(),
     };
     // Drawn on a terminal only.
-    let busy = ProgressBar::new_spinner().with_message("computing the voice, about as long as the recording lasts");
-    busy.enable_steady_tick(Duration::from_millis(100));
-    let enrolled = enroller.enrol(request, &options);
-    busy.finish_and_clear();
+    let bar = ProgressBar::new(1_000);
+    if let Ok(style) =
+        ProgressStyle::with_template("computing the voice {bar:30} {percent} %, {elapsed} elapsed, {eta} left")
+    {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(100));
+    let enrolled = enroller.enrol_telling(request, &options, &|share| bar.set_position((1e3 * share) as u64));
+    bar.finish_and_clear();
     let enrolled = enrolled?;
     let entry = store.add(&name, &enrolled.voice, args.replace)?;
     report(&entry, &store, &enrolled, out, err)?;

@@ -191,6 +191,19 @@ impl Enroller {
     /// # Errors
     /// Anything about the request that must change, or a failure of a network.
     pub fn enrol(&self, request: Request, options: &Options) -> Result<Enrolled, EnrolError> {
+        self.enrol_telling(request, options, &|_| ())
+    }
+
+    /// As [`Enroller::enrol`]; `tell` hears now and then what share of the work is done.
+    ///
+    /// # Errors
+    /// As [`Enroller::enrol`].
+    pub fn enrol_telling(
+        &self,
+        request: Request,
+        options: &Options,
+        tell: &(dyn Fn(f64) + Sync),
+    ) -> Result<Enrolled, EnrolError> {
         let transcript = check_transcript(&request.transcript)?;
         check_words(&request, options)?;
         let source = hex(&Sha256::digest(&request.recording));
@@ -208,7 +221,7 @@ impl Enroller {
         };
         let (wave, speech) = (at(MEL_RATE, MEL_TOKEN), at(SPEECH_RATE, SPEECH_TOKEN));
 
-        let (tokens, speaker) = on_threads(options.threads, || self.compute(&speech, options.pooling))??;
+        let (tokens, speaker) = on_threads(options.threads, || self.compute(&speech, options.pooling, tell))??;
         let mel = features::prompt_mel(&wave)?;
         if tokens.len() != window.tokens || mel.rows != 2 * window.tokens {
             let (frames, tokens, wanted) = (mel.rows, tokens.len(), window.tokens);
@@ -248,17 +261,26 @@ impl Enroller {
     }
 
     /// Tokens and speaker vector of sound at 16 kHz.
-    fn compute(&self, speech: &[f32], pooling: Pooling) -> Result<(Vec<u32>, Vec<f32>), EnrolError> {
+    fn compute(
+        &self,
+        speech: &[f32],
+        pooling: Pooling,
+        tell: &dyn Fn(f64),
+    ) -> Result<(Vec<u32>, Vec<f32>), EnrolError> {
         let mel = features::whisper_log_mel(speech, self.tokenizer.bands())?;
-        let tokens = self.tokenizer.tokens(&mel)?;
+        let tokens = self.tokenizer.tokens_telling(&mel, &|share| tell(TOKENIZING * share))?;
         let fbank = features::minus_time_mean(features::kaldi_fbank(speech)?);
         let speaker = CamPlus::load(&self.campplus)?.embed(&fbank, pooling)?;
         if speaker.iter().any(|v| !v.is_finite()) {
             return Err(EnrolError::Compute("the speaker vector holds values that are no numbers".into()));
         }
+        tell(1.0);
         Ok((tokens, speaker))
     }
 }
+
+/// Share of the work that the tokens take; the speaker vector takes the rest (15 s of speech, two cores).
+const TOKENIZING: f64 = 0.9;
 
 /// Runs `work` on a pool of its own, or on the process's when `threads` is 0.
 fn on_threads<T: Send>(threads: usize, work: impl FnOnce() -> T + Send) -> Result<T, EnrolError> {

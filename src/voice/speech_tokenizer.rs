@@ -124,6 +124,15 @@ impl SpeechTokenizer {
         self.tokens_of(mel, mel.cols)
     }
 
+    /// As [`SpeechTokenizer::tokens`]; `tell` hears behind each layer what share of the work is done.
+    ///
+    /// # Errors
+    /// As [`SpeechTokenizer::tokens`].
+    pub fn tokens_telling(&self, mel: &Matrix, tell: &dyn Fn(f64)) -> Result<Vec<u32>> {
+        let projected: Vec<Vec<f32>> = self.run(mel, mel.cols, Probe::Projection, tell)?.to_vec2()?;
+        Ok(projected.iter().map(|values| token(values)).collect())
+    }
+
     /// Tokens of a padded log-mel of which only the first `length` frames count. What comes after them in the
     /// result stands for padding.
     ///
@@ -139,6 +148,10 @@ impl SpeechTokenizer {
     /// # Errors
     /// As [`SpeechTokenizer::tokens_of`].
     pub fn probe(&self, mel: &Matrix, length: usize, probe: Probe) -> Result<Tensor> {
+        self.run(mel, length, probe, &|_| ())
+    }
+
+    fn run(&self, mel: &Matrix, length: usize, probe: Probe, tell: &dyn Fn(f64)) -> Result<Tensor> {
         if mel.rows != self.bands || !(1..=MAX_FRAMES).contains(&mel.cols) || !(1..=mel.cols).contains(&length) {
             candle_core::bail!(
                 "a log-mel of {} x {} with {length} frames in use, expected {} bands and 1 to {MAX_FRAMES} frames",
@@ -159,8 +172,9 @@ impl SpeechTokenizer {
         let frames = x.dim(0)?;
         let rotary = Rotary::new(frames)?;
         let padding = Padding::new(frames, length)?;
-        for block in &self.blocks {
+        for (index, block) in self.blocks.iter().enumerate() {
             x = block.forward(&self.model, &x, self.heads, &rotary, padding.as_ref())?;
+            tell((index + 1) as f64 / self.blocks.len() as f64);
             if probe == Probe::Block0 {
                 return Ok(x);
             }

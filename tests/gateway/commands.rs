@@ -11,6 +11,7 @@ use antiphon::voice::random::{self, CamPlusSize, TokenizerSize};
 use antiphon_loadgen::{correlate, wav};
 
 use super::program::{Serve, antiphon, succeeds};
+use super::support::PATIENCE;
 
 /// Each command, and the test of this suite that runs it to success.
 const COMMANDS: &[(&str, &str)] = &[
@@ -102,6 +103,40 @@ async fn say_speaks_into_files_of_every_format() {
     assert_eq!(nothing.status.code(), Some(1));
     let unknown = antiphon(folder.path(), &["say", text, "-o", "c.mp3"]).await;
     assert!(String::from_utf8_lossy(&unknown.stderr).contains("`mp3` is not known"));
+}
+
+/// What `antiphon` with these arguments, a line of the shell, writes to a terminal of its own.
+async fn on_a_terminal(folder: &Path, line: &str) -> String {
+    let program = format!("{} {line}", env!("CARGO_BIN_EXE_antiphon"));
+    let output = tokio::process::Command::new("script")
+        .args(["--quiet", "--return", "--command", &program, "/dev/null"])
+        .current_dir(folder)
+        .env("XDG_STATE_HOME", folder)
+        .stdin(std::process::Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let output = tokio::time::timeout(PATIENCE, output).await.expect("it ends").expect("it runs");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}");
+    said
+}
+
+#[tokio::test]
+async fn on_a_terminal_say_shows_share_rate_and_what_is_left() {
+    if !antiphon_skip::has_program("script", "bsdutils") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = "The quick brown fox jumps over the lazy dog. ".repeat(80);
+    let said = on_a_terminal(folder.path(), &format!("say '{text}' -o a.wav")).await;
+    let shares: Vec<u32> =
+        said.split(" %, ").filter_map(|before| before.rsplit(' ').next()?.trim().parse().ok()).collect();
+    assert!(shares.iter().any(|share| (1..=99).contains(share)), "{said}");
+    assert!(shares.windows(2).all(|two| two[0] <= two[1]), "{shares:?}");
+    assert!(
+        said.contains(" s of speech, ") && said.contains(" times as fast as it is heard, ") && said.contains(" left")
+    );
+    assert!(said.trim_end().lines().last().is_some_and(|line| line.contains("a.wav: ")), "{said}");
 }
 
 #[tokio::test]
