@@ -29,6 +29,9 @@ pub struct WebRtcConfig {
     pub turn: Option<IceServer>,
     /// Whether the same port number also listens for ICE over TCP, for browsers that may send no UDP.
     pub tcp: bool,
+    /// Whether browsers are asked to send next to nothing while their users are silent (Opus DTX, RFC 7587 section 3.1.3), also where
+    /// they do not offer it. It saves them and us the packets of silence; its noise is then not heard either.
+    pub dtx: bool,
     /// Sessions at the same time; more are refused with 503.
     pub max_sessions: usize,
     /// A session that has not connected after this many seconds is closed.
@@ -47,6 +50,7 @@ impl Default for WebRtcConfig {
             ice_servers: Vec::new(),
             turn: None,
             tcp: false,
+            dtx: false,
             max_sessions: 1000,
             connect_timeout_s: 20,
             node: None,

@@ -161,7 +161,7 @@ impl Gateway {
         let advertised = advertised(local, &config.public_ip).map_err(bind)?;
         tracing::info!(%local, ?advertised, "WebRTC port open");
         Ok(Self(Arc::new(Inner {
-            common: Common { crypto, certificate, local, advertised, tcp: config.tcp, relay },
+            common: Common { crypto, certificate, local, advertised, tcp: config.tcp, dtx: config.dtx, relay },
             port,
             runtime: Handle::current(),
             room: Arc::new(Semaphore::new(config.max_sessions)),

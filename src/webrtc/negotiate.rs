@@ -99,6 +99,8 @@ pub(super) struct Common {
     pub(super) advertised: Vec<std::net::SocketAddr>,
     /// Whether they are listening for TCP too.
     pub(super) tcp: bool,
+    /// Whether peers are asked to leave out silence.
+    pub(super) dtx: bool,
     /// The TURN server by which they are reached as well, and the login there.
     pub(super) relay: Option<(Server, IceServer)>,
 }
@@ -326,6 +328,8 @@ fn local(answer: &str, common: &Common, red: Option<(u8, u8)>) -> Result<Local, 
     }
     let mut sections = 0;
     let mut open = false;
+    let opus = answer.lines().find_map(|line| line.strip_prefix("a=rtpmap:")?.trim_end().strip_suffix(" opus/48000/2"));
+    let dtx = opus.filter(|_| common.dtx).map(|number| format!("a=fmtp:{number} "));
     for line in answer.lines().map(str::trim_end) {
         if let Some(section) = line.strip_prefix("m=") {
             if open {
@@ -347,7 +351,14 @@ fn local(answer: &str, common: &Common, red: Option<(u8, u8)>) -> Result<Local, 
         }
         match red {
             Some((red, _)) if line.starts_with("m=audio ") => local.sdp.push_str(&preferring(line, red)),
-            _ if line.starts_with("a=fmtp:") => local.sdp.push_str(&of_one_channel(line)),
+            _ if line.starts_with("a=fmtp:") => {
+                let line = of_one_channel(line);
+                local.sdp.push_str(&line);
+                // RFC 7587 section 6.1: what the one who receives prefers.
+                if dtx.as_ref().is_some_and(|opus| line.starts_with(opus)) && !line.contains("usedtx=") {
+                    local.sdp.push_str(";usedtx=1");
+                }
+            }
             _ => local.sdp.push_str(line),
         }
         local.sdp.push_str("\r\n");

@@ -1,9 +1,12 @@
 //! `antiphon.js` in a real browser, on the page that the README shows, from another origin, with a single-use token.
 
+use std::time::Duration;
+
 use antiphon::agent::config::Agent;
-use antiphon::call::Interruptible;
+use antiphon::call::{CallEvent, Interruptible};
 use antiphon::server::config::{Scope, Token};
 use antiphon_loadgen::agent::Server;
+use antiphon_loadgen::call::now;
 use antiphon_loadgen::heard::Clip;
 use antiphon_loadgen::wav;
 use axum::Router;
@@ -89,6 +92,64 @@ async fn the_page_of_the_readme_calls_from_another_origin_and_shows_words_as_the
     let first = seen[0]["text"].as_str().expect("a text");
     assert!(!first.is_empty() && SENTENCE.starts_with(first), "{first}");
 
+    page.value("window.call.hangUp()").await;
+    rig.app.drain().await;
+}
+
+/// A browser that leaves silence out is heard: its words begin and end, and between them next to nothing comes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_browser_that_is_asked_for_dtx_sends_its_words_and_not_its_silence() {
+    if !antiphon_skip::has_program("chromium", "chromium") {
+        return;
+    }
+    let rig = Rig::with(|config| config.webrtc.dtx = true).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let words = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/whisper/audio.wav");
+    let Clip { rate, mut pcm } = wav::read(words).expect("recorded words");
+    pcm.extend(vec![0.0; rate as usize * 10]);
+    let microphone = folder.path().join("words.wav");
+    wav::write(&microphone, &Clip { rate, pcm }).expect("written");
+    let mut page = Page::open(&microphone).await;
+    page.ask("Page.navigate", json!({ "url": format!("{}/", rig.http) })).await;
+    page.until("document.getElementById('health')?.textContent == 'ready'", "document.body.innerText").await;
+    // The browser's own suppression of noise would do the same for another reason.
+    page.value(
+        "import('/antiphon.js').then(async ({ connect }) => { \
+           window.call = await connect({ agent: 'silent', noiseSuppression: false, autoGainControl: false }); \
+           window.sent = async () => [...(await call._peer.getStats()).values()] \
+             .find(report => report.type == 'outbound-rtp').packetsSent; \
+         }).catch(e => (window.failed = String(e))), 0",
+    )
+    .await;
+    page.until("window.call?.state == 'connected' && window.sent != null", "String(window.failed)").await;
+    let id = page.value("window.call.id").await;
+    let call = rig.handle_of(id.as_str().expect("an id")).await;
+    let mut events = call.events();
+    let mut next = async |wanted: bool| {
+        let heard = async {
+            loop {
+                if let CallEvent::Vad { speaking } = events.recv().await.expect("the call lives")
+                    && speaking == wanted
+                {
+                    return;
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, heard).await.expect("the detector sees it");
+    };
+    // From the end of its words to their next begin: ten seconds, or 500 packets of a browser that sends all.
+    next(true).await;
+    let sent = loop {
+        next(false).await;
+        let (before, began) = (page.value("window.sent()").await.as_u64().expect("a count"), now());
+        next(true).await;
+        let after = page.value("window.sent()").await.as_u64().expect("a count");
+        // Shorter ones are pauses among its words.
+        if began.elapsed() > Duration::from_secs(7) {
+            break after - before;
+        }
+    };
+    assert!(sent < 150, "{sent} packets in ten seconds of silence");
     page.value("window.call.hangUp()").await;
     rig.app.drain().await;
 }

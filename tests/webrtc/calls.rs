@@ -241,6 +241,22 @@ async fn redundant_audio_is_answered_and_two_channels_are_not() {
     assert_eq!(answered.leg.format().payload_type, PEER_OPUS, "what we send is Opus until it gets lost");
 }
 
+/// RFC 7587 section 6.1: who offers `usedtx` gets it back, and who does not is asked for it where that is wanted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn peers_are_asked_to_leave_silence_out_where_that_is_wanted() {
+    for (dtx, offered, wanted) in [(false, false, false), (false, true, true), (true, false, true), (true, true, true)]
+    {
+        let gateway = gateway(WebRtcConfig { dtx, ..WebRtcConfig::default() }).await;
+        let mut peer = Peer::new(Audio::SendRecv, None).await;
+        let offer = peer.offer().await;
+        let offer = if offered { offer.replace("useinbandfec=1", "useinbandfec=1;usedtx=1") } else { offer };
+        let sdp = gateway.answer(&offer).await.expect("a good offer").sdp;
+        let line = sdp.lines().find(|line| line.starts_with(&format!("a=fmtp:{PEER_OPUS} "))).expect("parameters");
+        assert_eq!(line.matches("usedtx=1").count(), usize::from(wanted), "{dtx} {offered}: {line}");
+        assert!(line.contains("useinbandfec=1"), "{line}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn video_is_declined_and_the_call_goes_on() {
     let gateway = gateway(WebRtcConfig::default()).await;
