@@ -511,7 +511,8 @@ impl Machine {
         stats.lost.store(i64::from(report.lost) as u64, Relaxed);
         stats.fraction_lost_bits.store(report.fraction_lost.to_bits(), Relaxed);
         if let Some(round_trip) = report.round_trip {
-            stats.round_trip_us.store(round_trip.as_micros() as u64, Relaxed);
+            // 0 means none yet.
+            stats.round_trip_us.store((round_trip.as_micros() as u64).max(1), Relaxed);
         }
     }
 
