@@ -1,7 +1,7 @@
 //! Which voices speak: from `[engine]` to loaders, with a line for the log that says why.
 //!
 //! What a device lacks is asked before anything is loaded. With `kind = "auto"` the default voice speaks where no GPU can
-//! be used, also where that shows only while the model is loaded ([`or_spare`]).
+//! be used, also where that shows only while the model is loaded, or where another program holds it ([`or_spare`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ use crate::synth::cosyvoice::{CosyVoice, Settings};
 use crate::synth::device::Loader;
 use crate::synth::espeak::{self, Espeak};
 use crate::synth::tone::Tone;
-use crate::synth::{SynthError, Synthesizer};
+use crate::synth::{Caps, SynthError, Synthesizer};
 use crate::voice::copies;
 
 /// What was chosen.
@@ -26,6 +26,13 @@ pub struct Choice {
     pub fallback: Option<Loader>,
     /// For the log: what speaks, and why.
     pub reasons: Vec<String>,
+}
+
+impl Choice {
+    /// Whether a loaded voice with these `caps` speaks in place of what was chosen ([`or_spare`]).
+    pub fn is_spare(&self, caps: &Caps) -> bool {
+        self.fallback.is_some() && caps.name == espeak::NAME
+    }
 }
 
 /// The engines of a configuration.
@@ -191,23 +198,27 @@ fn spare_voice(loudness: Option<f32>) -> Result<Box<dyn Synthesizer>, SynthError
     Ok(Box::new(Espeak::new(espeak::Config { loudness, ..espeak::Config::default() })?))
 }
 
-/// What became of a device's first load.
+/// What became of a device's loads.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Open,
-    /// It has spoken: what fails later may work again.
+    /// It has failed, and never been loaded.
+    Failed,
+    /// It was loaded once: what fails later may work again.
     Loaded,
     /// The spare voice speaks on it.
     Spare,
 }
 
-/// Loaders that take `spare` in place of the last device that says that it cannot be used ([`SynthError::Unusable`]), so
-/// that somebody speaks. Others that say so stay silent, and leave the work to those that can.
+/// Loaders that take `spare` at the first failure of the last device that might have been loaded, so that calls are
+/// answered: whether it cannot be used ([`SynthError::Unusable`]) or fails for now ([`SynthError::Device`]: another
+/// program holds its memory, say). The other devices leave the work to those that can; one that failed for now is
+/// tried again as any is, and speaks beside the spare once it works.
 pub fn or_spare(
     loaders: Vec<Loader>,
     spare: impl Fn() -> Result<Box<dyn Synthesizer>, SynthError> + Send + Clone + 'static,
 ) -> Vec<Loader> {
-    // Of which it is not known that they cannot be used.
+    // Those that have not failed yet, or were loaded.
     let hopes = Arc::new(AtomicUsize::new(loaders.len()));
     let guarded = loaders.into_iter().map(|load| {
         let (hopes, spare, fate) = (hopes.clone(), spare.clone(), Mutex::new(Fate::Open));
@@ -216,25 +227,27 @@ pub fn or_spare(
             if *fate == Fate::Spare {
                 return spare();
             }
-            match load() {
-                Err(SynthError::Unusable(why)) if *fate == Fate::Loaded => Err(SynthError::Device(why)),
-                Err(SynthError::Unusable(why)) => {
-                    let last = hopes.fetch_sub(1, Ordering::Relaxed) == 1;
-                    match if last { spare().ok() } else { None } {
-                        Some(voice) => {
-                            *fate = Fate::Spare;
-                            tracing::warn!("espeak-ng speaks in place of CosyVoice3: {why}");
-                            Ok(voice)
-                        }
-                        None => Err(SynthError::Unusable(why)),
+            let result = load();
+            match (&result, *fate) {
+                (Ok(_), before) => {
+                    *fate = Fate::Loaded;
+                    if before == Fate::Failed {
+                        hopes.fetch_add(1, Ordering::Relaxed);
                     }
                 }
-                Ok(voice) => {
-                    *fate = Fate::Loaded;
-                    Ok(voice)
+                (Err(error), Fate::Open) => {
+                    *fate = Fate::Failed;
+                    let last = hopes.fetch_sub(1, Ordering::Relaxed) == 1;
+                    if last && let Ok(voice) = spare() {
+                        *fate = Fate::Spare;
+                        let tried = "it is not tried again: start the gateway anew once that is mended";
+                        tracing::warn!("espeak-ng speaks in place of CosyVoice3: {error}; {tried}");
+                        return Ok(voice);
+                    }
                 }
-                other => other,
+                (Err(_), Fate::Failed | Fate::Loaded | Fate::Spare) => {}
             }
+            result
         });
         loader
     });
@@ -347,14 +360,43 @@ mod tests {
         assert!(loaders[1]().is_ok());
         assert!(matches!(loaders[0](), Err(SynthError::Unusable(_))), "another speaks");
 
-        // What has worked may work again: it is tried again, without a fallback.
-        let worked = std::sync::atomic::AtomicBool::new(false);
-        let once: Loader = Box::new(move || match worked.swap(true, Ordering::Relaxed) {
-            false => Ok(Box::new(Tone::new())),
-            true => Err(SynthError::Unusable("no memory".into())),
-        });
-        let loaders = or_spare(vec![once], tone);
+        // What has worked may work again: it gets no fallback.
+        let loaders = or_spare(vec![at_times([true, false])], tone);
         assert!(loaders[0]().is_ok());
         assert!(matches!(loaders[0](), Err(SynthError::Device(_))));
+    }
+
+    /// Loads at each call as `works` says, and at the last of them for ever.
+    fn at_times<const N: usize>(works: [bool; N]) -> Loader {
+        let calls = AtomicUsize::new(0);
+        Box::new(move || {
+            let call = calls.fetch_add(1, Ordering::Relaxed).min(N - 1);
+            if works[call] { Ok(Box::new(Tone::new())) } else { Err(SynthError::Device("no memory".into())) }
+        })
+    }
+
+    #[test]
+    fn the_default_voice_speaks_at_the_first_failure_of_a_device_that_never_loaded() {
+        let spare = || -> Result<Box<dyn Synthesizer>, SynthError> { Ok(Box::new(Tone::new())) };
+        let none = || -> Result<Box<dyn Synthesizer>, SynthError> { Err(SynthError::Device("not installed".into())) };
+        // Another program has filled the only card: no second try comes before the spare.
+        let loaders = or_spare(vec![at_times([false])], spare);
+        assert!(loaders[0]().is_ok() && loaders[0]().is_ok());
+
+        // Of two, the one that fails first is tried on: it works later, beside the spare of the other.
+        let loaders = or_spare(vec![at_times([false, false, true]), at_times([false])], spare);
+        assert!(loaders[0]().is_err());
+        assert!(loaders[1]().is_ok(), "the spare");
+        assert!(loaders[0]().is_err(), "one spare is enough");
+        assert!(loaders[0]().is_ok(), "it works by now");
+
+        // One that failed at first and works by now is a hope again: the other needs no spare.
+        let loaders = or_spare(vec![at_times([false, true]), at_times([false])], spare);
+        assert!(loaders[0]().is_err() && loaders[0]().is_ok());
+        assert!(loaders[1]().is_err());
+
+        // Without a spare the failure is told as it is, each time.
+        let loaders = or_spare(vec![at_times([false])], none);
+        assert!(loaders[0]().is_err() && matches!(loaders[0](), Err(SynthError::Device(_))));
     }
 }

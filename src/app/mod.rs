@@ -112,7 +112,7 @@ pub enum StartError {
 /// Where the place of a gateway comes from, and where it goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Succession {
-    /// Its sockets are its own, and nobody takes them over.
+    /// Its sockets are its own, and no other process takes them over.
     None,
     /// It uses what systemd passes, and another may take its place. With `takeover` it takes the place of the one that runs
     /// with its state directory, if one does.
@@ -194,11 +194,16 @@ impl App {
             // Voices first: until they speak the other one goes on as ever.
             let engine = start_engine(&config, &mut choice)?;
             engine.ready().await;
-            let speaks = engine.status().iter().any(|device| device.phase == Phase::Ready);
+            let status = engine.status();
+            let ready = || status.iter().filter(|device| device.phase == Phase::Ready);
+            // The gateway that runs may hold what memory this one found none of: its voice is not given up for the spare.
+            let speaks = ready().any(|device| device.caps.as_ref().is_some_and(|caps| !choice.is_spare(caps)));
+            let instead = ready().next().is_some();
             started = Some(engine);
             if let Some((other, sockets)) = handover::Predecessor::ask(&config.state.dir).await? {
                 if !speaks {
-                    return Err(StartError::Handover("no voice of this one speaks; its log says why".into()));
+                    let what = if instead { "only the spare voice" } else { "no voice" };
+                    return Err(StartError::Handover(format!("{what} of this one speaks; its log says why")));
                 }
                 tracing::info!("this gateway takes the place of the one that runs");
                 // Those of systemd would be the same ones.

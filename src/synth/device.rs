@@ -7,8 +7,8 @@
 //! What ends one utterance ends only that. What ends a device ([`SynthError::Device`], or a panic inside a voice) ends
 //! every utterance on it with the reason, and none elsewhere; its streams go to other devices with their next
 //! utterance. The device's model is dropped and loaded again, after a pause that doubles from failure to failure up
-//! to [`Recovery::most`] and begins anew once the device has worked for as long as that. A device that says that it cannot
-//! run the voice ([`SynthError::Unusable`]) is not tried again.
+//! to [`Recovery::most`] and begins anew once the device has worked for as long as that. A device that says at
+//! its first load that it cannot run the voice ([`SynthError::Unusable`]) is not tried again.
 //!
 //! # Why
 //! - **Scheduler and synthesizer share a thread**: no batching task, no queue task and no reply channel lie
@@ -133,7 +133,7 @@ pub struct Engine {
 }
 
 struct Inner {
-    /// Replaced as a whole when a worker comes or goes, so that nobody waits who looks at them.
+    /// Replaced as a whole when a worker comes or goes, so that no reader waits.
     devices: RwLock<Arc<Devices>>,
     /// How many workers the configuration names: they stay.
     configured: usize,

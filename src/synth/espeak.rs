@@ -39,6 +39,8 @@ use crate::clock;
 use crate::turn::{Class, Utterance};
 use crate::voice::loudness::{self, Leveller};
 
+/// The engine's name in [`Caps`].
+pub const NAME: &str = "espeak";
 /// Words a minute at speed 1.0: the program's own default.
 const WORDS_PER_MINUTE: f32 = 175.0;
 /// What the program accepts on `-s`.
@@ -165,7 +167,7 @@ impl Espeak {
         catalogue.resolve(&config.voice)?;
         let slots = config.slots.max(1);
         let limits = EngineLimits::of_one_stage(slots, slots.min(32));
-        let caps = Caps { name: "espeak", device: "cpu".into(), limits };
+        let caps = Caps { name: NAME, device: "cpu".into(), limits };
         let aligner = Aligner::new(config.program.clone());
         let (open, warm, dead) = (HashMap::new(), VecDeque::new(), Vec::new());
         let (factors, levels) = (HashMap::new(), HashMap::new());

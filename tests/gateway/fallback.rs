@@ -6,6 +6,7 @@ use antiphon::agent::config::{Agent, Overload};
 use antiphon::app::engines::{self, Choice};
 use antiphon::config::Config;
 use antiphon::synth::SynthError;
+use antiphon::synth::cosyvoice::random::{self, Size};
 use antiphon::synth::device::Loader;
 use antiphon::synth::espeak::{self, Espeak};
 use antiphon::synth::tone::Tone;
@@ -14,6 +15,8 @@ use antiphon_loadgen::codec::Codec;
 use antiphon_loadgen::{correlate, sip};
 use serde_json::json;
 
+use super::counted::Growth;
+use super::program::Serve;
 use super::raw::{Raw, header, sdp};
 use super::support::{PATIENCE, Rig, SENTENCE, hear_turn};
 use super::watched::Watch;
@@ -51,11 +54,13 @@ async fn hears_the_default_voice(rig: &Rig, call: &Call) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_no_device_speaks_a_call_is_refused_or_has_the_default_voice() {
+    let counts = Growth::of(&["antiphon_device_failures_total{", "antiphon_fallback_total", "antiphon_stand_in_total"]);
     let broken: Loader = Box::new(|| Err(SynthError::Device("no such device".into())));
     let Some(rig) = rig(|_| {}, broken).await else { return };
     assert!(!rig.app.gateway().is_ready());
     let call = rig.telephone("patient", Codec::Pcmu).await;
     hears_the_default_voice(&rig, &call).await;
+    counts.assert();
     call.hang_up().await;
     let caller = sip::Caller::bind(sip::Config::default()).await.expect("free ports");
     let refused = caller.call(&format!("sip:strict@{}", rig.sip_udp())).await.err().expect("refused");
@@ -74,8 +79,8 @@ async fn where_no_device_speaks_a_call_is_refused_or_has_the_default_voice() {
 /// A GPU that turns out to be of no use while the model is loaded: calls are answered all the same, on the default voice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_machine_with_an_unusable_gpu_speaks_on_the_default_voice() {
-    if Espeak::new(espeak::Config::default()).is_err() {
-        println!("SKIPPED: espeak-ng is not installed");
+    if let Err(error) = Espeak::new(espeak::Config::default()) {
+        antiphon_skip::skip("espeak", error);
         return;
     }
     let unusable: Loader = Box::new(|| Err(SynthError::Unusable("no GPU engine: compute capability 7.5".into())));
@@ -91,6 +96,42 @@ async fn a_machine_with_an_unusable_gpu_speaks_on_the_default_voice() {
     assert!(found.value > 0.8, "{found:?}");
     call.hang_up().await;
     rig.app.drain().await;
+}
+
+/// The program on a machine whose GPU cannot be used, a driver without a device: from its start to what its first caller hears.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_served_machine_with_an_unusable_gpu_answers_its_first_call_soon() {
+    if let Err(error) = Espeak::new(espeak::Config::default()) {
+        antiphon_skip::skip("espeak", error);
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = folder.path().join("model");
+    random::write(&model, Size::Tiny, 7, |_, _| {}).expect("written");
+    let log = folder.path().join("log");
+    let began = now();
+    let mut program = Serve::start(folder.path(), folder.path(), |command| {
+        command
+            .env("ANTIPHON_ENGINE__KIND", "auto")
+            .env("ANTIPHON_ENGINE__MODEL", &model)
+            .env("CUDA_VISIBLE_DEVICES", "")
+            .env("RUST_LOG", "info")
+            .stderr(std::fs::File::create(&log).expect("created"));
+    });
+    assert!(program.comes().await, "{}", std::fs::read_to_string(&log).unwrap_or_default());
+    let ready = now().saturating_duration_since(began);
+    let caller = sip::Caller::bind(sip::Config { codecs: vec![Codec::Pcmu], ..sip::Config::default() });
+    let call = caller.await.expect("free ports").call(&format!("sip:demo@{}", program.sip)).await.expect("answered");
+    let (onset, _) = hear_turn(&call, now()).await;
+    println!(
+        "on the fallback voice: ready {} ms after the start, its first caller hears something after {} ms",
+        ready.as_millis(),
+        onset.saturating_duration_since(began).as_millis()
+    );
+    call.hang_up().await;
+    let said = std::fs::read_to_string(&log).expect("a log");
+    assert_eq!(said.matches("espeak-ng speaks in place of CosyVoice3").count(), 1, "{said}");
+    assert_eq!(program.terminate().await, Some(0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -14,8 +14,10 @@ mod client;
 mod commands;
 mod configuration;
 mod console;
+mod converted;
 #[path = "../webrtc/coturn.rs"]
 mod coturn;
+mod counted;
 mod database;
 mod doors;
 mod fallback;

@@ -67,7 +67,8 @@ impl CosyVoice<GpuBackend> {
     /// Checks and loads the checkpoint in `dir` on CUDA device `ordinal`.
     ///
     /// # Errors
-    /// Everything that is wrong with the checkpoint, in one report; [`SynthError::Unusable`]: what the device lacks.
+    /// Everything that is wrong with the checkpoint, in one report; [`SynthError::Unusable`]: what the device lacks;
+    /// [`SynthError::Device`]: what may pass, such as another program that holds its memory.
     pub fn load_gpu(
         dir: &Path,
         ordinal: u32,
@@ -78,8 +79,10 @@ impl CosyVoice<GpuBackend> {
         let config = checked(dir, &options)?;
         let (content, loaded) = content(dir, &options, &format!("{precision:?}"));
         let backend = GpuBackend::load(dir, ordinal, options, precision).map_err(|e| match e {
-            GpuError::Driver { .. } | GpuError::Blas(_) => SynthError::Device(e.to_string()),
-            lacking => SynthError::Unusable(lacking.to_string()),
+            GpuError::Absent(_) | GpuError::Compile { .. } | GpuError::Model(_) => SynthError::Unusable(e.to_string()),
+            GpuError::Taken(_) | GpuError::Memory { .. } | GpuError::Driver { .. } | GpuError::Blas(_) => {
+                SynthError::Device(e.to_string())
+            }
         })?;
         let mut this = Self::new(backend, dir, config, settings)?;
         this.identify(content, loaded);

@@ -182,12 +182,14 @@ pub(super) fn run(
     phase: &watch::Sender<Phase>,
 ) {
     let mut streak = 0;
+    let mut worked = false;
     loop {
         let mut began = None;
         let mut loaded = load(shared, loader, config);
         let result = match &mut loaded {
             Ok(synth) => {
                 began = Some(clock::now());
+                worked = true;
                 up(shared, index, true);
                 phase.send_replace(Phase::Ready);
                 let precedence = synth.precedence();
@@ -195,6 +197,8 @@ pub(super) fn run(
                 let mut worker = Worker { shared, synth, precedence, gauges, preemptions: 0, launched: None };
                 guarded(|| worker.work())
             }
+            // What has worked may work again.
+            Err(SynthError::Unusable(reason)) if worked => Err(SynthError::Device(std::mem::take(reason))),
             Err(SynthError::Unusable(reason)) => Err(SynthError::Unusable(std::mem::take(reason))),
             Err(error) => Err(SynthError::Device(match error {
                 SynthError::Device(reason) => std::mem::take(reason),

@@ -130,6 +130,19 @@ fn refused(what: &'static str) -> impl Fn(DriverError) -> GpuError {
     move |e| GpuError::Driver { what, reason: e.to_string() }
 }
 
+/// Who has device `ordinal`, and what would help, where `code` says that another program has.
+fn taken(ordinal: u32, code: sys::CUresult) -> Option<String> {
+    match code {
+        sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Some(format!(
+            "another program has filled GPU {ordinal}: not even a context fits; `nvidia-smi` says who holds its memory"
+        )),
+        sys::CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => Some(format!(
+            "GPU {ordinal} is in use by a program that has it alone: end that, or `nvidia-smi -i {ordinal} -c DEFAULT`"
+        )),
+        _ => None,
+    }
+}
+
 /// A new context, with what the driver has for it: drivers before 12.5 lack the newest call.
 fn create(device: sys::CUdevice) -> Result<sys::CUcontext, DriverError> {
     type Old = unsafe extern "C" fn(*mut sys::CUcontext, std::ffi::c_uint, sys::CUdevice) -> sys::CUresult;
@@ -163,12 +176,10 @@ impl Context {
         }
         cu::init().map_err(refused("start the driver"))?;
         let device = cu::device::get(ordinal as i32).map_err(refused("open the device"))?;
-        let raw = create(device).map_err(|e| match e.0 {
-            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY | sys::CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => {
-                refused("create a context")(e)
-            }
-            _ if !LOST_BEFORE.load(Ordering::Relaxed) => refused("create a context")(e),
-            _ => GpuError::Driver {
+        let raw = create(device).map_err(|e| match taken(ordinal, e.0) {
+            Some(why) => GpuError::Taken(why),
+            None if !LOST_BEFORE.load(Ordering::Relaxed) => refused("create a context")(e),
+            None => GpuError::Driver {
                 what: "create a context",
                 reason: format!("{e}; once a kernel has failed, the driver gives this process none: start a new one"),
             },
@@ -176,7 +187,7 @@ impl Context {
         let streams = streams().map_err(|e| {
             // What failed first is what is told.
             let _ = AbandonedContext { raw, hung: None }.release();
-            refused("create a stream")(e)
+            taken(ordinal, e.0).map_or_else(|| refused("create a stream")(e), GpuError::Taken)
         })?;
         Ok(Self::of(ordinal, device, raw, streams, None))
     }
@@ -399,5 +410,19 @@ impl Drop for Context {
                 "the lost device's context is not gone: its memory is taken until it is, at the latest when the process ends"
             ),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_another_program_has_is_told_from_one_that_fails() {
+        let filled = taken(1, sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY).expect("taken");
+        assert!(filled.contains("GPU 1") && filled.contains("nvidia-smi"), "{filled}");
+        let alone = taken(0, sys::CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE).expect("taken");
+        assert!(alone.contains("nvidia-smi -i 0 -c DEFAULT") && alone.lines().count() == 1, "{alone}");
+        assert_eq!(taken(0, sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS), None);
     }
 }

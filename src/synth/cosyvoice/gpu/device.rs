@@ -11,9 +11,9 @@ mod timing;
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
-use cudarc::driver::CudaContext;
 use cudarc::driver::result as cu;
 use cudarc::driver::sys;
+use cudarc::driver::{CudaContext, DriverError};
 
 pub(super) use self::buffers::{Buf, Graph, Staging};
 use self::timing::Trace;
@@ -39,6 +39,9 @@ pub enum GpuError {
     /// There is no usable device; the text says what is missing.
     #[error("{0}")]
     Absent(String),
+    /// Another program has the device, or all of its memory; the text says how to find out which.
+    #[error("{0}")]
+    Taken(String),
     /// A driver call failed.
     #[error("CUDA: {what}: {reason}")]
     Driver {
@@ -327,20 +330,30 @@ impl Device {
     /// Uninitialised memory.
     pub(super) fn alloc(self: &Arc<Self>, what: &'static str, bytes: usize) -> Result<Buf, GpuError> {
         self.enter_still("allocate memory")?;
-        let short = || GpuError::Memory { what, bytes: bytes as u64, free: self.memory().map_or(0, |m| m.0) };
         #[cfg(feature = "fault-injection")]
         if self.faults.no_memory() {
-            return Err(short());
+            return Err(self.short_of(what, bytes));
         }
         // SAFETY: a plain allocation; `Buf` frees it once.
-        let ptr = unsafe { cu::malloc_sync(bytes.max(256)) }.map_err(|e| match e.0 {
-            // Any other error is the device's, and is not answered by asking for less.
-            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => short(),
-            _ => self.context.failed("allocate memory")(e),
-        })?;
+        let ptr = unsafe { cu::malloc_sync(bytes.max(256)) }
+            .map_err(|e| self.short_or_failed("allocate memory", what, bytes, e))?;
         let part = self.books.unwrap_or_else(|| Part::of(what));
         self.ledger.add(part, bytes as u64);
         Ok(Buf { ptr, bytes, part, device: self.clone() })
+    }
+
+    /// There are no `bytes` bytes for `what`.
+    fn short_of(&self, what: &'static str, bytes: usize) -> GpuError {
+        GpuError::Memory { what, bytes: bytes as u64, free: self.memory().map_or(0, |m| m.0) }
+    }
+
+    /// What it means that the driver refused `call`, which needs `bytes` bytes for `what`. An error other than want of
+    /// memory is the device's, and is not answered by asking for less.
+    fn short_or_failed(&self, call: &'static str, what: &'static str, bytes: usize, error: DriverError) -> GpuError {
+        match error.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => self.short_of(what, bytes),
+            _ => self.context.failed(call)(error),
+        }
     }
 
     /// Memory of zeros.
@@ -411,8 +424,8 @@ impl Device {
         let image = Unit { source, elt, defines }.code(&self.target.arch, self.kept.as_ref())?;
         self.enter_still("load a module")?;
         // SAFETY: the image is a complete module that the compiler made for this device, text ending in a zero.
-        let module =
-            unsafe { cu::module::load_data(image.as_ptr().cast()) }.map_err(self.context.failed("load a module"))?;
+        let loaded = unsafe { cu::module::load_data(image.as_ptr().cast()) };
+        let module = loaded.map_err(|e| self.short_or_failed("load a module", "kernels", image.len(), e))?;
         Ok(Module { module, unit: source.name, limit: self.target.limit })
     }
 
@@ -488,7 +501,9 @@ impl Device {
         unsafe {
             let exec = cu::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
             let _ = cu::graph::destroy(graph);
-            Ok(Graph { exec: exec.map_err(&failed)?, device: self.clone() })
+            // How much a graph takes, the driver does not say.
+            let exec = exec.map_err(|e| self.short_or_failed("record a graph", "a graph", 0, e))?;
+            Ok(Graph { exec, device: self.clone() })
         }
     }
 }
