@@ -43,8 +43,23 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     write(&draft(path), path, bytes, Care::Little)
 }
 
-/// As [`replace`], of what no loss of power may take. It is written as `draft` first, in the same folder: nobody else may write
-/// there meanwhile, and what a process that was killed left there is written over.
+/// Puts `bytes` at `path` unless something is there: of several processes that do so at once one wins, and the others are told.
+/// A reader meanwhile gets nothing or all of it.
+///
+/// # Errors
+/// As [`replace`]; [`io::ErrorKind::AlreadyExists`]: something is there.
+pub fn create(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let draft = draft(path);
+    let written = OpenOptions::new().write(true).create_new(true).open(&draft).and_then(|mut f| f.write_all(bytes));
+    // A link, unlike a renamed file, takes no other's place.
+    let linked = written.and_then(|()| fs::hard_link(&draft, path));
+    // What cannot be removed takes room and does no other harm.
+    let _ = fs::remove_file(&draft);
+    linked
+}
+
+/// As [`replace`], of what no loss of power may take. It is written as `draft` first, in the same folder: no other process may
+/// write there meanwhile, and what a process that was killed left there is written over.
 ///
 /// # Errors
 /// As there.
@@ -52,7 +67,7 @@ pub fn replace_durably(draft: &Path, path: &Path, bytes: &[u8]) -> io::Result<()
     write(draft, path, bytes, Care::Durable)
 }
 
-/// As [`replace`], of what nobody else may read and no loss of power may take.
+/// As [`replace`], of what other users may not read and no loss of power may take.
 ///
 /// # Errors
 /// As there.
@@ -112,6 +127,30 @@ mod tests {
         assert!(replace(&taken, b"three").is_err() && replace(&folder.path().join("no/c"), b"x").is_err());
         let left: Vec<_> = fs::read_dir(folder.path()).expect("readable").flatten().map(|e| e.file_name()).collect();
         assert_eq!(left.len(), 2, "no drafts: {left:?}");
+    }
+
+    #[test]
+    fn of_those_that_create_a_file_at_once_one_does() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a");
+        let created: Vec<u8> = std::thread::scope(|scope| {
+            let path = &path;
+            let one = |byte: u8| {
+                scope.spawn(move || match create(path, &[byte; 10_000]) {
+                    Ok(()) => Some(byte),
+                    Err(error) => {
+                        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+                        None
+                    }
+                })
+            };
+            let all: Vec<_> = (0..8u8).map(one).collect();
+            all.into_iter().filter_map(|thread| thread.join().expect("no panic")).collect()
+        });
+        assert_eq!(created.len(), 1, "{created:?}");
+        assert_eq!(fs::read(&path).expect("there"), [created[0]; 10_000]);
+        assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 1, "no drafts");
+        assert!(create(&folder.path().join("no/b"), b"x").is_err());
     }
 
     #[test]

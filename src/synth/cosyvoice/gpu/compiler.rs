@@ -7,6 +7,7 @@
 //! Whatever is wrong with the folder only costs the time again.
 
 use std::ffi::CString;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use cudarc::nvrtc::result as rtc;
@@ -15,7 +16,7 @@ use sha2::{Digest, Sha256};
 
 use super::device::{Elt, GpuError};
 use super::target::Target;
-use crate::file::replace;
+use crate::file::{create, replace};
 
 /// A CUDA source.
 pub(super) struct Source {
@@ -172,13 +173,39 @@ impl Kept {
 
     /// Writes `bytes` under `name`, in one go for whoever reads; says in the log why it could not.
     pub(super) fn write(&self, name: &str, bytes: &[u8]) {
-        let mut all = bytes.to_vec();
-        all.extend_from_slice(&Sha256::digest(bytes));
-        let done = std::fs::create_dir_all(&self.0).and_then(|()| replace(&self.0.join(name), &all));
+        let done = std::fs::create_dir_all(&self.0).and_then(|()| replace(&self.0.join(name), &sealed(bytes)));
         if let Err(error) = done {
-            tracing::debug!(%error, folder = %self.0.display(), "compiled kernels are not kept");
+            self.not_kept(&error);
         }
     }
+
+    /// Writes `bytes` under `name` unless something whole is there, and gives what is there then: whichever process was
+    /// first decides for all of them.
+    pub(super) fn first(&self, name: &str, bytes: Vec<u8>) -> Vec<u8> {
+        let path = self.0.join(name);
+        let done = std::fs::create_dir_all(&self.0).and_then(|()| create(&path, &sealed(&bytes)));
+        match done {
+            Ok(()) => bytes,
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => self.read(name).unwrap_or_else(|| {
+                // What is there is not whole, and helps no process.
+                self.write(name, &bytes);
+                bytes
+            }),
+            Err(error) => {
+                self.not_kept(&error);
+                bytes
+            }
+        }
+    }
+
+    fn not_kept(&self, error: &std::io::Error) {
+        tracing::debug!(%error, folder = %self.0.display(), "compiled kernels and tile choices are not kept");
+    }
+}
+
+/// `bytes` with the hash by which a reader knows that they are all there.
+fn sealed(bytes: &[u8]) -> Vec<u8> {
+    [bytes, &Sha256::digest(bytes)].concat()
 }
 
 #[cfg(test)]
@@ -201,6 +228,24 @@ mod tests {
             assert_eq!(kept.read("a"), None, "{cut} bytes of it");
         }
         assert_eq!(std::fs::read_dir(path.parent().expect("a folder")).expect("there").count(), 1, "no part is left");
+    }
+
+    #[test]
+    fn what_was_found_first_holds_for_every_process() {
+        let dir = tempfile::tempdir().expect("a folder");
+        // Two processes that started together on an empty folder, each with a finding of its own.
+        let (one, other) = (Kept::new(&dir.path().join("kept")), Kept::new(&dir.path().join("kept")));
+        assert_eq!((one.read("tile"), other.read("tile")), (None, None));
+        assert_eq!(one.first("tile", b"64 x 128".to_vec()), b"64 x 128");
+        assert_eq!(other.first("tile", b"128 x 64".to_vec()), b"64 x 128");
+        assert_eq!(other.read("tile").as_deref(), Some(&b"64 x 128"[..]));
+        // What is spoilt is found anew, and whole for the next.
+        std::fs::write(dir.path().join("kept/tile"), b"64").expect("written");
+        assert_eq!(other.first("tile", b"128 x 64".to_vec()), b"128 x 64");
+        assert_eq!(one.first("tile", b"64 x 128".to_vec()), b"128 x 64");
+        // Where nothing can be kept each has its own.
+        std::fs::write(dir.path().join("file"), b"").expect("written");
+        assert_eq!(Kept::new(&dir.path().join("file")).first("tile", b"1".to_vec()), b"1");
     }
 
     #[test]

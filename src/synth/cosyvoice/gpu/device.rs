@@ -260,10 +260,11 @@ impl Device {
         self.kept.as_ref()?.read(&self.kept_name(what))
     }
 
-    /// Keeps it for later starts.
-    pub(super) fn remember(&self, what: &str, bytes: &[u8]) {
-        if let Some(kept) = &self.kept {
-            kept.write(&self.kept_name(what), bytes);
+    /// Keeps it for later starts and other processes, unless one of those was first; gives what is kept.
+    pub(super) fn remember(&self, what: &str, bytes: Vec<u8>) -> Vec<u8> {
+        match &self.kept {
+            Some(kept) => kept.first(&self.kept_name(what), bytes),
+            None => bytes,
         }
     }
 

@@ -32,7 +32,8 @@ impl<T: Finding> Tuned<T> {
         Self(LazyLock::new(Mutex::default))
     }
 
-    /// What was found before, or what `find` finds now. Where two look at once, both get what the first found.
+    /// What was found before, or what `find` finds now. Where two look at once, threads or processes that share a cache,
+    /// both get what the first found.
     pub(super) fn of(
         &self,
         device: &Device,
@@ -51,8 +52,8 @@ impl<T: Finding> Tuned<T> {
         }
         // Not under the lock: it takes a while.
         let new = find()?;
-        let new = *found().entry(key).or_insert(new);
-        device.remember(&name, &new.to_bytes());
-        Ok(new)
+        // Another process may have looked at the same time: what the first of them wrote holds for all.
+        let new = T::from_bytes(&device.remember(&name, new.to_bytes())).unwrap_or(new);
+        Ok(*found().entry(key).or_insert(new))
     }
 }
