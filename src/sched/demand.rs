@@ -89,7 +89,7 @@ impl<'a> Demand<'a> {
             let lead = stream.lead(now);
             let accepted = front.deadline.checked_sub(target).unwrap_or(front.deadline);
             owed.push(if lead.is_zero() && front.samples == 0 {
-                speech.silent((accepted + promise).saturating_duration_since(now).as_secs_f64(), left, had)
+                Owed::silent(&speech, (accepted + promise).saturating_duration_since(now).as_secs_f64(), left, had)
             } else {
                 Owed { first: None, next: lead.saturating_sub(ahead).as_secs_f64(), left, had }
             });
@@ -100,7 +100,7 @@ impl<'a> Demand<'a> {
     /// One more turn of so many characters begins.
     pub(super) fn add(&mut self, chars: u32, promise: Duration) {
         let left = self.forecast.seconds_of(chars);
-        self.owed.push(self.speech.silent(promise.as_secs_f64(), left, PerStage::default()));
+        self.owed.push(Owed::silent(&self.speech, promise.as_secs_f64(), left, PerStage::default()));
     }
 
     /// Device seconds of what is due within `horizon` seconds.
@@ -108,7 +108,7 @@ impl<'a> Demand<'a> {
         let mut rows = PerStage::<f64>::default();
         let mut streams = 0;
         for owed in &self.owed {
-            let due = self.speech.due(owed, horizon);
+            let due = owed.due(&self.speech, horizon);
             streams += u32::from(due.iter().any(|(_, rounds)| *rounds > 0.0));
             due.iter().for_each(|(stage, rounds)| rows[stage] += rounds);
         }
@@ -117,26 +117,26 @@ impl<'a> Demand<'a> {
     }
 }
 
-impl Speech {
-    /// A stream whose first audio is due in `due` seconds, with so many seconds of speech in all.
-    fn silent(&self, due: f64, left: f64, had: PerStage<f64>) -> Owed {
-        let next = due + self.first_seconds;
-        Owed { first: Some(due), next, left: (left - self.first_seconds).max(0.0), had }
+impl Owed {
+    /// Of a stream whose first audio is due in `due` seconds, with so many seconds of `speech` in all.
+    fn silent(speech: &Speech, due: f64, left: f64, had: PerStage<f64>) -> Self {
+        let next = due + speech.first_seconds;
+        Self { first: Some(due), next, left: (left - speech.first_seconds).max(0.0), had }
     }
 
     /// Rounds of each stage that are due within `horizon` seconds.
-    fn due(&self, owed: &Owed, horizon: f64) -> PerStage<f64> {
+    fn due(&self, speech: &Speech, horizon: f64) -> PerStage<f64> {
         let mut due = PerStage::<f64>::default();
-        if owed.first.is_some_and(|first| first <= horizon) {
-            due = self.first;
+        if self.first.is_some_and(|first| first <= horizon) {
+            due = speech.first;
         }
-        if owed.next <= horizon {
+        if self.next <= horizon {
             // A chunk is due whole when the one before it has been heard.
-            let chunks = ((horizon - owed.next) / self.chunk_seconds).floor() + 1.0;
-            let seconds = (chunks * self.chunk_seconds).min(owed.left);
-            self.second.iter().for_each(|(stage, rounds)| due[stage] += rounds * seconds);
+            let chunks = ((horizon - self.next) / speech.chunk_seconds).floor() + 1.0;
+            let seconds = (chunks * speech.chunk_seconds).min(self.left);
+            speech.second.iter().for_each(|(stage, rounds)| due[stage] += rounds * seconds);
         }
-        PerStage::from_fn(|stage: Stage| (due[stage] - owed.had[stage]).max(0.0))
+        PerStage::from_fn(|stage: Stage| (due[stage] - self.had[stage]).max(0.0))
     }
 }
 
@@ -153,8 +153,8 @@ mod tests {
     #[test]
     fn a_chunk_is_due_when_the_one_before_it_was_heard() {
         let speech = speech();
-        let owed = speech.silent(0.15, 2.0, PerStage::default());
-        let flow = |horizon: f64| speech.due(&owed, horizon)[Stage::Flow];
+        let owed = Owed::silent(&speech, 0.15, 2.0, PerStage::default());
+        let flow = |horizon: f64| owed.due(&speech, horizon)[Stage::Flow];
         assert_eq!(flow(0.1), 0.0);
         assert_eq!(flow(0.15), 10.0);
         assert_eq!(flow(0.5), 10.0, "0.4 s are heard meanwhile");
@@ -167,7 +167,7 @@ mod tests {
     fn what_a_chunk_has_had_is_not_due_again() {
         let speech = speech();
         let had = PerStage::new([1.0, 10.0, 4.0, 0.0]);
-        let due = speech.due(&speech.silent(0.0, 2.0, had), 0.1);
+        let due = Owed::silent(&speech, 0.0, 2.0, had).due(&speech, 0.1);
         assert_eq!(due, PerStage::new([0.0, 0.0, 6.0, 1.0]));
     }
 }

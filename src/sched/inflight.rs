@@ -92,11 +92,3 @@ impl InFlight {
         self.launched.take().map(|launched| (!launched.crossed, launched.ended))
     }
 }
-
-impl super::Scheduler {
-    /// Whether what was planned last, or could be, is first audio or fills a gap that is about to be heard: what else
-    /// computes on the device gives way to that.
-    pub fn is_urgent(&self) -> bool {
-        self.urgent
-    }
-}

@@ -5,9 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::Scheduler;
 use super::job::Job;
-use super::step::PerStage;
 use super::stream::Stream;
 use super::table::Table;
 use crate::turn::Class;
@@ -110,27 +108,6 @@ pub fn by_suitability(class: Class, last: Option<usize>, mut devices: Vec<(usize
         by_delay.then(work(left).total_cmp(&work(right))).then((last != Some(*a), a).cmp(&(last != Some(*b), b)))
     });
     devices.into_iter().map(|(device, _)| device).collect()
-}
-
-impl Scheduler {
-    /// Numbers for people and metrics.
-    pub fn load(&self, now: Instant) -> Load {
-        let mut load = of(&self.table, now);
-        load.holding += self.holding.as_secs_f64();
-        load.load = self.forecast.load(self.table.live_streams());
-        load.sustainable = self.forecast.sustainable(self.config.load_limit);
-        load.capacity = self.admission(now).capacity();
-        load.memory_streams = self.memory.streams(self.forecast.bytes_each());
-        load.preemptions = self.preemptions;
-        load.recent = self.recent.at(now);
-        load.first_audio = Some(self.forecast.first_audio(1)).filter(|seconds| *seconds > 0.0);
-        load
-    }
-
-    /// Predicted seconds of the narrowest step.
-    pub fn step_seconds(&self) -> PerStage<f64> {
-        PerStage::from_fn(|stage| self.forecast.cost(stage, 1, 1))
-    }
 }
 
 /// What the table tells; holding time of streams that still have work only.

@@ -227,7 +227,7 @@ pub(super) struct Lack {
     pub(super) live: bool,
     /// It cannot wait: live work may lose its memory to it.
     pub(super) urgent: bool,
-    /// Nothing else can go on either: somebody has to lose memory, whoever that harms.
+    /// Nothing else can go on either: some job has to lose memory, whichever that harms.
     pub(super) stuck: bool,
 }
 

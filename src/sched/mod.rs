@@ -23,7 +23,7 @@
 //! # Parts
 //! [`table`] owns jobs, streams and slots; [`forecast`] what speech costs; [`memory`] how much there is; [`tenant`]
 //! shares; [`starvation`] the claims of batch work; [`inflight`] the launched step. [`admission`] (by what is due,
-//! [`demand`]), [`placement`], [`rank`], [`gather`] and [`batching`] decide over these and own nothing.
+//! [`demand`]), [`placement`], [`rank`], [`gather`], [`batching`], [`writing`] and [`outcome`] work on these and own nothing.
 //!
 //! # Why
 //! - **Speaking before silent when it is critical**: an admitted stream has been promised no gap; a first audio
@@ -45,6 +45,7 @@ mod inflight;
 mod job;
 mod load;
 mod memory;
+mod outcome;
 mod placement;
 mod plan;
 mod rank;
@@ -67,11 +68,12 @@ pub use self::config::{Config, Tenant};
 use self::demand::Arrivals;
 use self::forecast::Forecast;
 use self::inflight::{Ended, InFlight};
-use self::job::{Job, State};
+use self::job::State;
 pub use self::job::{JobEnd, JobId, JobSpec};
 pub use self::load::{Load, by_suitability};
 pub use self::memory::Need;
 use self::memory::{Holding, Memory};
+use self::outcome::{Followed, Following};
 use self::placement::Placement;
 pub use self::plan::{OpenError, Plan};
 use self::rank::{Candidate, Rank, Ranking};
@@ -90,8 +92,6 @@ const STREAM_IDLE: Duration = Duration::from_secs(60);
 const SWEEP: Duration = Duration::from_millis(100);
 /// So many streams that are silent, or about to be, are many: those that come then are to join soon.
 const MANY: usize = 4;
-/// Live work that was promised and has no room so long after is given to another voice.
-const UNPLACED: Duration = Duration::from_secs(10);
 
 /// The scheduler of one device.
 ///
@@ -342,7 +342,7 @@ impl Scheduler {
         }
     }
 
-    /// Follows what `outcomes` say of the slots of a step that ended `now` and had the device for `took`.
+    /// Follows the `outcomes` of a step that ended `now` and had the device for `took`.
     fn account<'o>(
         &mut self,
         now: Instant,
@@ -352,49 +352,35 @@ impl Scheduler {
     ) {
         self.recent.add(now, took);
         self.forecast.ran(step, took);
-        let share = took.as_secs_f64() / step.slots.len().max(1) as f64;
         let (mut batch_ran, mut batch_done) = (false, false);
         for outcome in outcomes {
-            let Some(id) = self.table.slots.job_in(outcome.slot) else { continue };
-            let Some(job) = self.table.job_mut(id) else { continue };
-            self.tenants.charge(job.tenant, share);
-            batch_ran |= !job.is_live();
-            batch_done |= !job.is_live() && outcome.done;
-            job.ready = outcome.ready;
-            job.decoded = outcome.decoded;
-            job.memory.wants = outcome.memory;
-            if self.memory.grows() {
-                job.memory.holds = job.memory.holds.min(outcome.memory);
-            }
-            job.service += took;
-            job.rounds[step.stage] += step.rounds;
-            if outcome.samples > 0 {
-                job.resumes = false;
-                self.forecast.produced(job, outcome.samples);
-                job.samples += outcome.samples;
-                job.service = Duration::ZERO;
-                job.rounds = PerStage::default();
-            }
-            let fresh = job.samples.saturating_sub(job.given).min(outcome.samples);
-            job.given = job.given.max(job.samples);
-            let (stream, samples, chars) = (job.spec.stream, job.samples, job.spec.chars);
-            let (need, peak) = (job.memory.need, job.memory.peak);
-            if let Some(stream) = self.table.stream_mut(stream) {
-                stream.produced(now, fresh);
-            }
-            if let Some(reason) = &outcome.failed {
-                self.end(id, JobEnd::Failed(reason.clone()));
-            } else if outcome.done {
-                self.forecast.spoken(samples, chars);
-                self.memory.learn(need, peak);
-                self.end(id, JobEnd::Done);
-            } else {
-                self.table.advance(stream);
+            let Self { table, tenants, forecast, memory, .. } = self;
+            let followed = Following { table, tenants, forecast, memory }.take(now, took, step, outcome);
+            let Some(Followed { job, is_live, end }) = followed else { continue };
+            batch_ran |= !is_live;
+            batch_done |= !is_live && outcome.done;
+            if let Some(how) = end {
+                self.end(job, how);
             }
         }
         if batch_ran {
             self.starvation.ran(now, took, batch_done, &self.config);
         }
+    }
+
+    /// The text of `job` is still being written: while it is open it keeps its slot, and waits for more.
+    pub fn begin_writing(&mut self, job: JobId) {
+        writing::begin(&mut self.table, job);
+    }
+
+    /// So many characters more of the text of `job` were written.
+    pub fn written(&mut self, job: JobId, chars: u32) {
+        writing::written(&mut self.table, &mut self.tenants, job, chars);
+    }
+
+    /// The voice was given more of the text of `job`, or all of it (`last`): what it can run now.
+    pub fn fed(&mut self, now: Instant, job: JobId, ready: Stages, last: bool) {
+        writing::fed(&mut self.table, now, self.config.first_audio_target(), job, (ready, last));
     }
 
     /// Whether the sink of `job` is full: it is not run until that is over.
@@ -423,6 +409,39 @@ impl Scheduler {
     /// Whose state is in `slot`.
     pub fn job_in(&self, slot: Slot) -> Option<JobId> {
         self.table.slots.job_in(slot)
+    }
+
+    /// The slot of `job`, if its state is in one.
+    pub fn slot_of(&self, job: JobId) -> Option<Slot> {
+        let job = self.table.job(job)?;
+        if matches!(job.state, State::Open(_) | State::Parked(_)) { job.slot() } else { None }
+    }
+
+    /// Whether what was planned last, or could be, is first audio or fills a gap that is about to be heard: what else
+    /// computes on the device gives way to that.
+    pub fn is_urgent(&self) -> bool {
+        self.urgent
+    }
+
+    /// Numbers for people and metrics.
+    pub fn load(&self, now: Instant) -> Load {
+        let load = load::of(&self.table, now);
+        Load {
+            holding: load.holding + self.holding.as_secs_f64(),
+            load: self.forecast.load(self.table.live_streams()),
+            sustainable: self.forecast.sustainable(self.config.load_limit),
+            capacity: self.admission(now).capacity(),
+            memory_streams: self.memory.streams(self.forecast.bytes_each()),
+            preemptions: self.preemptions,
+            recent: self.recent.at(now),
+            first_audio: Some(self.forecast.first_audio(1)).filter(|seconds| *seconds > 0.0),
+            ..load
+        }
+    }
+
+    /// Predicted seconds of the narrowest step.
+    pub fn step_seconds(&self) -> PerStage<f64> {
+        PerStage::from_fn(|stage| self.forecast.cost(stage, 1, 1))
     }
 
     /// Whether `job` may wait for room in its sink: it is not heard as it is made.
@@ -480,17 +499,10 @@ impl Scheduler {
         }
     }
 
-    /// Live work that long after its promise has no room fails: then another voice speaks in its place, and no caller
-    /// waits in silence.
+    /// Live work that has no room long after its promise fails: another voice speaks in its place then.
     fn fail_unplaced(&mut self, now: Instant) {
-        let silent = |job: &Job| {
-            let stream = self.table.stream(job.spec.stream).filter(|stream| stream.paced && !stream.is_held());
-            stream.is_some_and(|s| s.lead(now).is_zero() && now > job.deadline.max(s.touched) + UNPLACED)
-        };
-        let late = self.table.live_waiting().filter(|(id, job)| self.table.is_front(*id) && silent(job));
-        let late: Vec<JobId> = late.map(|(id, _)| id).collect();
-        for job in late {
-            let reason = format!("the speech engine had no room for it for {} s", UNPLACED.as_secs());
+        for job in placement::unplaced(&self.table, now) {
+            let reason = format!("the speech engine had no room for it for {} s", placement::UNPLACED.as_secs());
             self.end(job, JobEnd::Failed(reason));
         }
     }

@@ -20,6 +20,9 @@ const AHEAD_RESERVE: u32 = 8;
 /// A listener with so much ahead does not notice that the rest of his utterance is made again.
 const SPARED: Duration = Duration::from_secs(1);
 
+/// Live work that was promised and has no room so long after is given to another voice.
+pub(super) const UNPLACED: Duration = Duration::from_secs(10);
+
 /// What gives out slots.
 pub(super) struct Placement<'a> {
     pub(super) config: &'a Config,
@@ -131,4 +134,14 @@ impl Placement<'_> {
         self.table.restart(job);
         Some(Plan::Displace { slot, job })
     }
+}
+
+/// Live jobs that were promised and have had no room for [`UNPLACED`], while their listeners hear nothing.
+pub(super) fn unplaced(table: &Table, now: Instant) -> Vec<JobId> {
+    let silent = |job: &Job| {
+        let stream = table.stream(job.spec.stream).filter(|stream| stream.paced && !stream.is_held());
+        stream.is_some_and(|s| s.lead(now).is_zero() && now > job.deadline.max(s.touched) + UNPLACED)
+    };
+    let late = table.live_waiting().filter(|(id, job)| table.is_front(*id) && silent(job));
+    late.map(|(id, _)| id).collect()
 }

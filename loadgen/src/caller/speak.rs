@@ -29,6 +29,8 @@ pub enum Idle {
 }
 
 /// The sending half of a call's audio.
+///
+/// Why this struct is large: one RTP stream with its clock, its numbers and what waits to be sent.
 pub struct Speaker {
     codec: Codec,
     /// Made when something is said: most callers only listen, and an encoder takes a while to set up.

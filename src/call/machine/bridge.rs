@@ -2,13 +2,19 @@
 //!
 //! Owns where the bridge stands and the way to the other call. What is mixed is the business of [`super::output`].
 
+use std::ops::ControlFlow;
 use std::time::Instant;
 
 use metrics::{Gauge, counter, gauge};
 
+use super::Action;
+use super::intake::Intake;
+use super::lifetime::Lifetime;
+use super::outbox::Outbox;
 use super::output::Mix;
-use super::{Action, Machine};
+use super::speaking::Speaking;
 use crate::call::bridge::{BridgeMode, LinkSender, Piece, Role, Speaker, WaitTone};
+use crate::call::caller::CallerInput;
 use crate::call::handle::{Command, SpeakError};
 use crate::call::{BridgeState, CallEvent, CallId, Cause, Dialling, EndReason};
 use crate::media::relay::Relay;
@@ -89,89 +95,115 @@ impl Bridge {
     }
 }
 
-impl Machine {
-    /// Takes commands about bridges, and those that a bridge refuses; gives back the others.
-    pub(super) fn bridge_command(&mut self, now: Instant, command: Command) -> Option<Command> {
+/// The parts of its call that a bridge acts on.
+pub(super) struct Around<'a> {
+    pub(super) out: &'a mut Outbox,
+    pub(super) speaking: &'a mut Speaking,
+    pub(super) intake: &'a mut Intake,
+    pub(super) caller: &'a mut CallerInput,
+    pub(super) lifetime: &'a mut Lifetime,
+}
+
+impl Around<'_> {
+    /// Cuts off everything that is said or waits to be.
+    fn cut_all(&mut self, now: Instant) {
+        let cut = self.speaking.cancel(now, Cause::Agent, |_| false, self.out);
+        self.intake.cut_off(now, cut);
+    }
+}
+
+impl Bridge {
+    /// Takes commands about bridges, and those that a bridge refuses, with why the call is over if it is; gives back the
+    /// others.
+    pub(super) fn command(
+        &mut self,
+        now: Instant,
+        command: Command,
+        around: &mut Around<'_>,
+    ) -> ControlFlow<Option<EndReason>, Command> {
         match command {
-            Command::Bridge(request) => self.out.push(Action::Bridge(request)),
+            Command::Bridge(request) => around.out.push(Action::Bridge(request)),
             Command::BridgeRefused(reason) => {
                 count("failed");
                 let state = BridgeState::Dialling(Dialling::Failed { reason });
-                self.out.event(CallEvent::Bridge { with: None, state });
+                around.out.event(CallEvent::Bridge { with: None, state });
             }
-            Command::Bridging { with, state, wait } => self.dialled(now, with, state, wait),
-            Command::Join(link) => self.join(now, link.role, link.with, link.to),
-            Command::BridgeMode(mode) => self.set_mode(now, mode),
-            Command::EndBridge => match self.bridge.role() {
-                Some(Role::Caller(_)) => self.unbridge(now, None),
-                Some(Role::Human | Role::Ringing) => self.finish(EndReason::HungUp),
-                // Whoever dials has been told.
+            Command::Bridging { with, state, wait } => self.dialled(now, with, state, wait, around),
+            Command::Join(link) => self.join(now, link.role, link.with, link.to, around),
+            Command::BridgeMode(mode) => self.set_mode(now, mode, around),
+            Command::EndBridge => match self.role() {
+                Some(Role::Caller(_)) => self.end(now, None, around),
+                Some(Role::Human | Role::Ringing) => return ControlFlow::Break(Some(EndReason::HungUp)),
+                // The task that dials has been told.
                 Some(Role::Waiting) | None => {}
             },
             // A drain lets what is queued be said: people who speak with each other have all of its grace.
-            Command::Finish(EndReason::Drained) if self.bridge.is_up() => {}
-            Command::Speak { turn, reply } if self.bridge.silences() => {
-                self.out.shared.backlog.give_back(turn.text.len());
+            Command::Finish(EndReason::Drained) if self.is_up() => {}
+            Command::Speak { turn, reply } if self.silences() => {
+                around.out.shared.backlog.give_back(turn.text.len());
                 // A requester that is gone needs no answer.
                 let _ = reply.send(Err(SpeakError::Bridged));
             }
-            Command::Room { reply } if self.bridge.silences() => {
+            Command::Room { reply } if self.silences() => {
                 let _ = reply.send(Err(SpeakError::Bridged));
             }
-            Command::Play { reply, .. } | Command::Await { reply, .. } if self.bridge.silences() => {
+            Command::Play { reply, .. } | Command::Await { reply, .. } if self.silences() => {
                 let _ = reply.send(Err(SpeakError::Bridged));
             }
-            Command::Text(delta) if self.bridge.silences() => {
-                self.out.shared.backlog.give_back(delta.token.len());
-                self.tell_silenced();
+            Command::Text(delta) if self.silences() => {
+                around.out.shared.backlog.give_back(delta.token.len());
+                self.tell_silenced(around.out);
             }
-            Command::Audio { .. } if self.bridge.silences() => self.tell_silenced(),
-            other => return Some(other),
+            Command::Audio { .. } if self.silences() => self.tell_silenced(around.out),
+            other => return ControlFlow::Continue(other),
+        }
+        ControlFlow::Break(None)
+    }
+
+    /// Takes what the other call sends; `None`: it is gone. Why this call is over, if it is.
+    pub(super) fn take(&mut self, now: Instant, piece: Option<Piece>, around: &mut Around<'_>) -> Option<EndReason> {
+        let role = self.role()?;
+        around.lifetime.active(now);
+        let reason = match piece {
+            Some(Piece::Over(reason)) => Some(reason),
+            None => None,
+            Some(piece) => {
+                self.take_piece(now, piece, around);
+                return None;
+            }
+        };
+        match role {
+            Role::Caller(_) => self.end(now, reason, around),
+            // The caller for whom it was called is gone, or the bridge was ended.
+            Role::Human => return Some(EndReason::HungUp),
+            Role::Waiting => self.stop_waiting(now, around.speaking),
+            // The task that dials ends it, or joins it.
+            Role::Ringing => {}
         }
         None
     }
 
-    /// Takes what the other call sends; `None`: it is gone.
-    pub fn handle_piece(&mut self, now: Instant, piece: Option<Piece>) {
-        let Some(joined) = &self.bridge.0 else { return };
-        let role = joined.role;
-        self.lifetime.active(now);
-        let reason = match piece {
-            Some(Piece::Over(reason)) => Some(reason),
-            None => None,
-            Some(piece) => return self.take_piece(now, piece),
-        };
-        match role {
-            Role::Caller(_) => self.unbridge(now, reason),
-            // Whoever it was called for is gone, or the bridge was ended.
-            Role::Human => self.finish(EndReason::HungUp),
-            Role::Waiting => self.stop_waiting(now),
-            // Whoever dials ends it, or joins it.
-            Role::Ringing => {}
-        }
-    }
-
     /// Nothing more comes of the call that rings: it is over, or its two ends are exchanged for those of a bridge.
-    fn stop_waiting(&mut self, now: Instant) {
-        if self.bridge.role() == Some(Role::Waiting) {
-            self.bridge.0 = None;
-            self.speaking.output.ring(now, false);
+    fn stop_waiting(&mut self, now: Instant, speaking: &mut Speaking) {
+        if self.role() == Some(Role::Waiting) {
+            self.0 = None;
+            speaking.output.ring(now, false);
         }
     }
 
-    fn take_piece(&mut self, now: Instant, piece: Piece) {
+    fn take_piece(&self, now: Instant, piece: Piece, around: &mut Around<'_>) {
         match piece {
-            Piece::Digit(_) | Piece::Said { .. } if !self.bridge.is_up() => return,
-            Piece::Digit(digit) => return self.speaking.dial(now, digit.encode_utf8(&mut [0; 4]), &mut self.out),
+            Piece::Digit(_) | Piece::Said { .. } if !self.is_up() => return,
+            Piece::Digit(digit) => return around.speaking.dial(now, digit.encode_utf8(&mut [0; 4]), around.out),
             Piece::Said { text, lang } => {
-                if self.bridge.mode().is_some_and(BridgeMode::hears) {
-                    self.out.event(CallEvent::Overheard { speaker: Speaker::Human, text, lang });
+                if self.mode().is_some_and(BridgeMode::hears) {
+                    around.out.event(CallEvent::Overheard { speaker: Speaker::Human, text, lang });
                 }
                 return;
             }
             _ => {}
         }
-        if let Some(ahead) = self.speaking.output.ahead() {
+        if let Some(ahead) = around.speaking.output.ahead() {
             match piece {
                 Piece::Heard(frame) => ahead.push_heard(&frame),
                 Piece::Silence(_) => ahead.silence(),
@@ -179,7 +211,7 @@ impl Machine {
             }
             return;
         }
-        let Some(mix) = self.speaking.output.mix() else { return };
+        let Some(mix) = around.speaking.output.mix() else { return };
         match piece {
             Piece::Heard(frame) => mix.voice.push_heard(&frame),
             Piece::Silence(_) => mix.voice.silence(),
@@ -189,148 +221,149 @@ impl Machine {
     }
 
     /// What the peer of a bridged call does is not told to its agent; what it says is, where the agent listens.
-    pub(super) fn overhear(&mut self, event: &CallEvent) {
+    pub(super) fn overhear(&self, event: &CallEvent, out: &mut Outbox) {
         let CallEvent::Prompt { text, lang, last: true, .. } = event else { return };
-        let Some(joined) = &self.bridge.0 else { return };
+        let Some(joined) = &self.0 else { return };
         let (text, lang) = (text.clone(), lang.clone());
         match joined.role {
             Role::Human => joined.to.send(Piece::Said { text, lang }),
             Role::Caller(mode) if mode.hears() => {
-                self.out.event(CallEvent::Overheard { speaker: Speaker::Caller, text, lang });
+                out.event(CallEvent::Overheard { speaker: Speaker::Caller, text, lang });
             }
             Role::Caller(_) | Role::Waiting | Role::Ringing => {}
         }
     }
 
     /// The human's telephone rings, or will not be picked up.
-    fn dialled(&mut self, now: Instant, with: Option<CallId>, state: Dialling, wait: WaitTone) {
-        if self.bridge.is_up() {
+    fn dialled(
+        &mut self,
+        now: Instant,
+        with: Option<CallId>,
+        state: Dialling,
+        wait: WaitTone,
+        around: &mut Around<'_>,
+    ) {
+        if self.is_up() {
             return;
         }
         if state.is_over() {
-            self.stop_waiting(now);
+            self.stop_waiting(now, around.speaking);
             // Before the agent hears of it: it may ask for another at once.
-            self.out.shared.bridging.give_back();
+            around.out.shared.bridging.give_back();
             count(match &state {
                 Dialling::NoAnswer { .. } => "no_answer",
                 other => other.label(),
             });
         }
-        self.speaking.output.ring(now, wait == WaitTone::Ringback && !state.is_over());
-        self.out.event(CallEvent::Bridge { with, state: BridgeState::Dialling(state) });
+        around.speaking.output.ring(now, wait == WaitTone::Ringback && !state.is_over());
+        around.out.event(CallEvent::Bridge { with, state: BridgeState::Dialling(state) });
     }
 
-    fn join(&mut self, now: Instant, role: Role, with: CallId, to: LinkSender) {
+    fn join(&mut self, now: Instant, role: Role, with: CallId, to: LinkSender, around: &mut Around<'_>) {
         let caller = matches!(role, Role::Caller(_));
-        if self.lifetime.has_ended() {
+        if around.lifetime.has_ended() {
             return;
         }
         // Given up at the moment of the answer: who gave it up has been told so. Dropping the way to the other call ends it.
-        if caller && self.out.shared.bridging.is_cancelled() {
-            self.dialled(now, Some(with), Dialling::Cancelled, WaitTone::None);
-            return self.out.push(Action::Unlink);
+        if caller && around.out.shared.bridging.is_cancelled() {
+            self.dialled(now, Some(with), Dialling::Cancelled, WaitTone::None, around);
+            return around.out.push(Action::Unlink);
         }
         if matches!(role, Role::Waiting | Role::Ringing) {
-            return self.join_ahead(now, role, with, to);
+            return self.join_ahead(now, role, with, to, around);
         }
-        if !self.set_mix(now, role, &to) {
+        if !set_mix(now, role, &to, around) {
             // Dropping the way to the other call ends the bridge.
-            return self.out.push(Action::Unlink);
+            return around.out.push(Action::Unlink);
         }
-        self.caller.join(Some(to.clone()));
+        around.caller.join(Some(to.clone()));
         let counted = caller.then(Counted::new);
-        self.bridge.0 = Some(Joined { role, with: with.clone(), to, told: false, _counted: counted });
+        self.0 = Some(Joined { role, with: with.clone(), to, told: false, _counted: counted });
         if caller {
             count("connected");
         }
-        self.tell_mode(with, role);
+        tell_mode(with, role, around.out);
     }
 
     /// The one call is not answered, and the other waits for it. Its agent goes on speaking with its peer.
-    fn join_ahead(&mut self, now: Instant, role: Role, with: CallId, to: LinkSender) {
+    fn join_ahead(&mut self, now: Instant, role: Role, with: CallId, to: LinkSender, around: &mut Around<'_>) {
         if role == Role::Ringing {
-            self.caller.join(Some(to.clone()));
+            around.caller.join(Some(to.clone()));
         } else {
             match Relay::new() {
-                Ok(sound) => self.speaking.output.ring_as(now, sound),
+                Ok(sound) => around.speaking.output.ring_as(now, sound),
                 // The tone goes on.
-                Err(_) => return self.out.push(Action::Unlink),
+                Err(_) => return around.out.push(Action::Unlink),
             }
         }
-        self.bridge.0 = Some(Joined { role, with, to, told: false, _counted: None });
+        self.0 = Some(Joined { role, with, to, told: false, _counted: None });
     }
 
-    fn set_mode(&mut self, now: Instant, mode: BridgeMode) {
-        let Some(joined) = self.bridge.0.as_mut().filter(|joined| joined.role != Role::Waiting) else {
-            return self.out.error("the call is not bridged: there is no mode to change".into());
+    fn set_mode(&mut self, now: Instant, mode: BridgeMode, around: &mut Around<'_>) {
+        let Some(joined) = self.0.as_mut().filter(|joined| joined.role != Role::Waiting) else {
+            return around.out.error("the call is not bridged: there is no mode to change".into());
         };
         if matches!(joined.role, Role::Human | Role::Ringing) {
-            return self.out.error("the mode of a bridge is set on the caller's call".into());
+            return around.out.error("the mode of a bridge is set on the caller's call".into());
         }
         (joined.role, joined.told) = (Role::Caller(mode), false);
-        let (with, to) = (joined.with.clone(), joined.to.clone());
-        if self.set_mix(now, Role::Caller(mode), &to) {
-            self.tell_mode(with, Role::Caller(mode));
+        if set_mix(now, joined.role, &joined.to, around) {
+            tell_mode(joined.with.clone(), joined.role, around.out);
         }
-    }
-
-    /// Cuts off what the call says, and mixes from now on as `role` has it; `false`: it cannot be done.
-    fn set_mix(&mut self, now: Instant, role: Role, to: &LinkSender) -> bool {
-        let (to_peer, to_other) = match role {
-            Role::Human | Role::Waiting | Role::Ringing => (true, None),
-            Role::Caller(mode) => (mode == BridgeMode::Join, mode.speaks().then(|| to.clone())),
-        };
-        self.cut_all(now);
-        if let Some(mix) = self.speaking.output.mix() {
-            // What has come of the other call stays.
-            (mix.to_peer, mix.to_other) = (to_peer, to_other);
-            return true;
-        }
-        match Mix::new(to_peer, to_other) {
-            Ok(mix) => self.speaking.output.bridge(now, Some(mix)),
-            Err(error) => {
-                self.out.error(format!("the calls cannot be joined: {error}"));
-                return false;
-            }
-        }
-        true
     }
 
     /// The bridge is over and the peer with its agent again.
-    fn unbridge(&mut self, now: Instant, reason: Option<EndReason>) {
-        let Some(joined) = self.bridge.0.take() else { return };
-        self.cut_all(now);
-        self.caller.join(None);
-        self.speaking.output.bridge(now, None);
-        self.out.push(Action::Unlink);
-        self.out.shared.bridging.set(None);
+    fn end(&mut self, now: Instant, reason: Option<EndReason>, around: &mut Around<'_>) {
+        let Some(joined) = self.0.take() else { return };
+        around.cut_all(now);
+        around.caller.join(None);
+        around.speaking.output.bridge(now, None);
+        around.out.push(Action::Unlink);
+        around.out.shared.bridging.set(None);
         // Before the agent hears of it: it may ask for another at once.
-        self.out.shared.bridging.give_back();
-        self.out.event(CallEvent::Bridge { with: Some(joined.with), state: BridgeState::Ended(reason) });
-    }
-
-    fn cut_all(&mut self, now: Instant) {
-        let cut = self.speaking.cancel(now, Cause::Agent, |_| false, &mut self.out);
-        self.intake.cut_off(now, cut);
-    }
-
-    fn tell_mode(&mut self, with: CallId, role: Role) {
-        let mode = match role {
-            Role::Caller(mode) => mode,
-            Role::Human | Role::Waiting | Role::Ringing => BridgeMode::Leave,
-        };
-        self.out.shared.bridging.set(Some((with.clone(), mode)));
-        self.out.event(CallEvent::Bridge { with: Some(with), state: BridgeState::Connected(mode) });
+        around.out.shared.bridging.give_back();
+        around.out.event(CallEvent::Bridge { with: Some(joined.with), state: BridgeState::Ended(reason) });
     }
 
     /// Tells once that what is streamed into a bridged call is not heard.
-    fn tell_silenced(&mut self) {
-        if let Some(joined) = &mut self.bridge.0
+    fn tell_silenced(&mut self, out: &mut Outbox) {
+        if let Some(joined) = &mut self.0
             && !std::mem::replace(&mut joined.told, true)
         {
-            self.out.error(SpeakError::Bridged.to_string());
+            out.error(SpeakError::Bridged.to_string());
         }
     }
+}
+
+/// Cuts off what the call says, and mixes from now on as `role` has it; `false`: it cannot be done.
+fn set_mix(now: Instant, role: Role, to: &LinkSender, around: &mut Around<'_>) -> bool {
+    let (to_peer, to_other) = match role {
+        Role::Human | Role::Waiting | Role::Ringing => (true, None),
+        Role::Caller(mode) => (mode == BridgeMode::Join, mode.speaks().then(|| to.clone())),
+    };
+    around.cut_all(now);
+    if let Some(mix) = around.speaking.output.mix() {
+        // What has come of the other call stays.
+        (mix.to_peer, mix.to_other) = (to_peer, to_other);
+        return true;
+    }
+    match Mix::new(to_peer, to_other) {
+        Ok(mix) => around.speaking.output.bridge(now, Some(mix)),
+        Err(error) => {
+            around.out.error(format!("the calls cannot be joined: {error}"));
+            return false;
+        }
+    }
+    true
+}
+
+fn tell_mode(with: CallId, role: Role, out: &mut Outbox) {
+    let mode = match role {
+        Role::Caller(mode) => mode,
+        Role::Human | Role::Waiting | Role::Ringing => BridgeMode::Leave,
+    };
+    out.shared.bridging.set(Some((with.clone(), mode)));
+    out.event(CallEvent::Bridge { with: Some(with), state: BridgeState::Connected(mode) });
 }
 
 fn count(outcome: &'static str) {
@@ -348,7 +381,7 @@ mod tests {
     use crate::audio::FRAME;
     use crate::call::CallHandle;
     use crate::call::bridge::Link;
-    use crate::call::machine::fixture;
+    use crate::call::machine::{Machine, fixture};
     use crate::clock;
     use crate::hear::{HearEvent, Phase, TurnEvent};
     use crate::media::decode;
@@ -629,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_humans_network_plays_is_heard_in_place_of_the_tone_until_somebody_picks_up() {
+    fn what_the_humans_network_plays_is_heard_in_place_of_the_tone_until_the_answer() {
         let mut now = clock::now();
         let (mut caller, mut human) = (Party::new(now), Party::new(now));
         let news = |state| Command::Bridging { with: None, state, wait: WaitTone::Ringback };
@@ -673,7 +706,7 @@ mod tests {
             assert_eq!((caller.ended, human.ended), (None, None));
             if caller_first {
                 // As before the answer, once more.
-                caller.machine.unbridge(now, None);
+                caller.machine.handle_command(now, Command::EndBridge);
                 caller.step(now);
                 let (one, other) = Link::ahead(ids.0.clone(), ids.1.clone());
                 human.join(now, other);
@@ -682,7 +715,7 @@ mod tests {
             }
         }
         // Declined after an announcement.
-        caller.machine.unbridge(now, None);
+        caller.machine.handle_command(now, Command::EndBridge);
         caller.step(now);
         let (one, other) = Link::ahead(ids.0, ids.1);
         human.join(now, other);

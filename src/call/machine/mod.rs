@@ -45,20 +45,21 @@ mod writing;
 
 pub use self::phrases::{streamed_utterances, utterances};
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
-use self::bridge::Bridge;
+use self::bridge::{Around, Bridge};
 use self::hearing::{Hearing, Weight};
 use self::intake::Intake;
 use self::lifetime::Lifetime;
 use self::outbox::Outbox;
 use self::speaking::{Speaking, Step};
 use self::transfer::Transfer;
-use super::bridge::BridgeRequest;
+use super::bridge::{BridgeRequest, Piece};
 use super::caller::{CallerInput, Signal};
 use super::event::{BargeInOutcome, Cause};
 use super::handle::{CallHandle, CallMeta, Command};
@@ -181,7 +182,7 @@ impl Machine {
         self.lifetime.active(now);
         if let HearEvent::Turn(turn) = &event {
             self.caller.understood(&turn.text);
-            // On a bridged call nobody speaks to the agent.
+            // On a bridged call the peer does not speak to the agent.
             let addressed = !self.bridge.is_up();
             if addressed {
                 self.weigh(now, turn);
@@ -271,7 +272,12 @@ impl Machine {
     /// Takes what a handle asks for.
     pub fn handle_command(&mut self, now: Instant, command: Command) {
         self.lifetime.active(now);
-        let Some(command) = self.bridge_command(now, command) else { return };
+        let (bridge, mut around) = self.bridged();
+        let command = match bridge.command(now, command, &mut around) {
+            ControlFlow::Continue(command) => command,
+            ControlFlow::Break(Some(reason)) => return self.finish(reason),
+            ControlFlow::Break(None) => return,
+        };
         let (speaking, out) = (&mut self.speaking, &mut self.out);
         match command {
             Command::Speak { turn, reply } => {
@@ -331,6 +337,19 @@ impl Machine {
         }
     }
 
+    /// Takes what the other call of a bridge sends; `None`: it is gone.
+    pub fn handle_piece(&mut self, now: Instant, piece: Option<Piece>) {
+        let (bridge, mut around) = self.bridged();
+        if let Some(reason) = bridge.take(now, piece, &mut around) {
+            self.finish(reason);
+        }
+    }
+
+    fn bridged(&mut self) -> (&mut Bridge, Around<'_>) {
+        let Self { out, speaking, intake, caller, lifetime, bridge, .. } = self;
+        (bridge, Around { out, speaking, intake, caller, lifetime })
+    }
+
     /// Takes what the engine made.
     pub fn handle_speech(&mut self, now: Instant, event: SpeechEvent) {
         self.speaking.receive(now, event);
@@ -344,7 +363,7 @@ impl Machine {
                     Action::Event(event)
                         if is_of_caller(&event) && (self.lifetime.is_early() || self.bridge.is_up()) =>
                     {
-                        self.overhear(&event);
+                        self.bridge.overhear(&event, &mut self.out);
                         Action::Watched(event)
                     }
                     action => action,

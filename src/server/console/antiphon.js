@@ -6,6 +6,8 @@
 //
 // One ES module without dependencies. Signalling is WHIP (RFC 9725) with trickle ICE and ICE restart
 // (RFC 8840 fragments); frames travel on the data channel `agent`. Types: antiphon.d.ts.
+//
+// Why this file is long: pages of others load it as one file, with one request and no build step.
 
 /** Longest wait for an answer to one request, in milliseconds. */
 const REQUEST_TIMEOUT = 15_000;

@@ -36,6 +36,10 @@ pub(super) async fn answer(config: Config, link: Link, media: Media, within: Dur
 
 type Ready = oneshot::Sender<Result<Call, CallError>>;
 
+/// A telephone on one call, and the task that it is.
+///
+/// Why this struct is large: what SIP says is [`Ua`]'s and what is heard and said [`Media`]'s; here are the times that only
+/// the task knows, and who waits for it.
 struct Phone {
     config: Config,
     link: Link,

@@ -66,7 +66,7 @@ fn a_call_is_made_and_either_side_may_end_it() {
 }
 
 #[test]
-fn an_invite_is_repeated_until_somebody_answers_and_given_up_at_last() {
+fn an_invite_is_repeated_until_it_is_answered_and_given_up_at_last() {
     let start = clock::now();
     let mut a = ua(1);
     a.invite(start, "sip:x@y", &[], Vec::new());
