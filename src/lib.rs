@@ -1,26 +1,30 @@
 //! Antiphon: a real-time media gateway that gives text agents a voice on live phone and browser calls.
 //!
 //! Text goes in at one end and packets come out at the other; nothing on the way asks a question back.
-//! Modules, in reading order; each may use only those above it:
+//! Modules, lower layers first; each names only those of lower layers (`tests/rules/layers.rs` holds the order, and that all
+//! are named here):
 //!
-//! - [`clock`], [`audio`], [`secret`]: time, units of sound, values that never show in logs;
-//!   [`audio_file`]: files and downloads of sound; [`socket`]: WebSockets that the gateway opens;
-//!   [`postgres`]: a database that gateways share; [`webhook`]: signed requests to servers of others
-//! - [`turn`]: the vocabulary of speech work
-//! - [`sched`]: what the device runs next; decides, never computes
-//! - [`synth`]: voices; compute, never decide
-//! - [`voice`]: voice files and enrolment
-//! - [`media`]: packets, codecs, pacing and legs
-//! - [`hear`]: recognisers and turn taking
-//! - [`sip`], [`webrtc`]: the two kinds of session
-//! - [`cluster`]: the other gateways behind the same number
-//! - [`agent`]: who supplies the text
+//! - [`file`]: files that are there whole or not at all
+//! - [`clock`], [`audio`], [`secret`]: time, units of sound, values that never show in logs; [`node`]: ids that carry a
+//!   machine; [`reach`]: which addresses a peer may name; [`pem`]: certificates and keys from files; [`fault`]: panics for
+//!   tests
+//! - [`turn`]: the vocabulary of speech work; [`audio_file`]: files and downloads of sound; [`socket`]: WebSockets that the
+//!   gateway opens; [`certificate`]: the one of a listener, and its changes; [`handover`]: sockets that come from another
+//!   process; [`telemetry`]: metrics, logs, traces
+//! - [`text`]: how a text is said; [`sched`]: what the device runs next: it decides and never computes; [`voice`]: voice files
+//!   and enrolment; [`postgres`]: a database that gateways share; [`webhook`]: signed requests to servers of others;
+//!   [`acme`]: certificates from an authority
+//! - [`synth`]: voices: they compute and never decide; [`media`]: packets, codecs, pacing and legs
+//! - [`hear`]: recognisers and turn taking; [`sip`], [`webrtc`]: the two kinds of session; [`cluster`]: the other gateways
+//!   behind the same number
 //! - [`call`]: one call, from leg to agent
-//! - [`batch`]: durable work that no listener waits for; [`records`]: what happened on each call; [`recording`]: its sound
+//! - [`agent`]: who supplies the text; [`batch`]: durable work that no listener waits for; [`records`]: what happened on each
+//!   call; [`recording`]: its sound
 //! - [`gateway`]: the parts as one; every call is set up here
 //! - [`server`]: HTTP and WebSocket
-//! - [`config`], [`telemetry`]
-//! - [`app`], [`cli`]: the parts put together, and the command line
+//! - [`config`]: every key, from files and the environment
+//! - [`app`]: the parts put together, started and drained
+//! - [`cli`]: the command line
 
 pub mod acme;
 pub mod agent;

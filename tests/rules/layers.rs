@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::tree::Crate;
+use crate::tree::{Crate, root};
 
 /// Each module of the gateway and its layer; a module may name only modules of lower layers.
 const GATEWAY: &[(&str, u32)] = &[
@@ -65,6 +65,27 @@ fn modules_use_only_what_is_below_them() {
         .flat_map(|(folder, layers)| upward(&Crate::read(folder), layers))
         .collect();
     assert!(wrong.is_empty(), "imports that point up:\n{}", wrong.join("\n"));
+}
+
+/// Names in backquotes and in links, without the ending of a file or folder.
+fn named(documentation: &str) -> impl Iterator<Item = &str> {
+    documentation.split('`').skip(1).step_by(2).map(|name| name.trim_end_matches(".rs").trim_end_matches('/'))
+}
+
+/// A signboard that is complete and in the order of the layers stays true.
+#[test]
+fn the_head_of_each_library_names_its_modules_lower_layers_first() {
+    for (folder, layers) in [("src", GATEWAY), ("loadgen/src", LOADGEN)] {
+        let text = std::fs::read_to_string(root().join(folder).join("lib.rs")).expect("a library");
+        let head: Vec<&str> = text.lines().map_while(|line| line.strip_prefix("//!")).collect();
+        let head = head.join("\n");
+        let layer = |name: &str| layers.iter().find(|(module, _)| *module == name).map(|(_, layer)| *layer);
+        let told: Vec<(&str, u32)> = named(&head).filter_map(|name| Some((name, layer(name)?))).collect();
+        let missing: Vec<_> = layers.iter().filter(|(name, _)| told.iter().all(|(other, _)| other != name)).collect();
+        assert!(missing.is_empty(), "{folder}/lib.rs does not say what these are: {missing:?}");
+        let wrong: Vec<_> = told.windows(2).filter(|pair| pair[0].1 > pair[1].1).collect();
+        assert!(wrong.is_empty(), "{folder}/lib.rs names a lower layer after a higher one: {wrong:?}");
+    }
 }
 
 /// What uses a module of its own layer or of a higher one.
