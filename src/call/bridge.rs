@@ -242,7 +242,7 @@ impl Bridging {
         *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Whoever dials for it gives up; `false`: there is none.
+    /// The task that dials for it gives up; `false`: there is none.
     pub(super) fn cancel(&self) -> bool {
         let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         taken.as_ref().map(CancellationToken::cancel).is_some()
@@ -295,7 +295,7 @@ impl CallHandle {
         }
     }
 
-    /// Tells the agent that nobody is called.
+    /// Tells the agent that no human is called.
     pub(crate) fn bridge_refused(&self, reason: String) {
         // overflow: refused; the agent hears nothing of it, as of all else it asks for now
         let _ = self.send(Command::BridgeRefused(reason));
@@ -373,6 +373,7 @@ impl Drop for BridgeClaim {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::telemetry::shown::Shown;
 
     #[test]
     fn a_call_has_one_bridge_at_a_time() {
@@ -386,13 +387,15 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_takes_nothing_loses_pieces_and_holds_up_nobody() {
+    fn a_call_that_takes_nothing_loses_pieces_and_does_not_hold_up_the_other() {
         let (caller, mut human) = Link::pair("a".into(), "b".into(), BridgeMode::Listen);
         assert_eq!((caller.role, human.role), (Role::Caller(BridgeMode::Listen), Role::Human));
         assert_eq!((caller.with.as_str(), human.with.as_str()), ("b", "a"));
+        let shown = Shown::here();
         (0..1_000).for_each(|_| caller.to.send(Piece::Digit('1')));
         let came = std::iter::from_fn(|| human.from.try_recv().ok()).count();
         assert_eq!(came, PIECES);
+        assert_eq!(shown.sum("antiphon_bridge_dropped_total"), (1_000 - PIECES) as f64);
         drop(caller);
         assert!(matches!(human.from.try_recv(), Err(mpsc::error::TryRecvError::Disconnected)));
     }

@@ -195,7 +195,7 @@ impl TapSender {
     }
 
     pub(super) fn send(&self, frame: MediaFrame) {
-        // overflow: drops the oldest (counted by the tap); without listeners nobody misses it
+        // overflow: drops the oldest (counted by the tap); without listeners it is not missed
         let _ = self.frames.send(frame);
     }
 }
@@ -482,4 +482,27 @@ pub(super) fn codec_number(codec: Codec) -> u8 {
 /// The codec of a number; `None`: no codec has it.
 fn codec_of(number: u8) -> Option<Codec> {
     [Codec::Opus, Codec::G722, Codec::Pcmu, Codec::Pcma].into_iter().find(|codec| codec_number(*codec) == number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::machine::fixture;
+    use crate::clock;
+    use crate::telemetry::shown::Shown;
+
+    #[tokio::test]
+    async fn a_reader_of_a_calls_sound_that_falls_behind_misses_the_oldest_and_is_told_how_much() {
+        let shown = Shown::here();
+        let (_machine, handle, _inbox) = fixture::machine(clock::now(), &fixture::format(Codec::Pcmu));
+        let mut tap = MediaTap::new(handle.shared.clone(), false);
+        let length = Duration::from_millis(20);
+        for n in 0..2 * TAP_FRAMES as u32 {
+            let (direction, pcm) = (TapDirection::Inbound, Arc::from([0; 160]));
+            handle.shared.tap.send(MediaFrame { direction, at: length * n, position: length * n, pcm, wide: None });
+        }
+        let missed = tap.recv().await.expect("the call goes on").at.as_millis() as u64 / 20;
+        assert!(missed >= TAP_FRAMES as u64 / 2, "{missed}");
+        assert_eq!((handle.info().tap_dropped, shown.sum("antiphon_tap_dropped_total")), (missed, missed as f64));
+    }
 }

@@ -99,3 +99,26 @@ impl Drop for Meters {
         self.calls.decrement(1.0);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::shown::Shown;
+
+    #[test]
+    fn a_call_counts_what_leaves_late_and_what_its_listener_misses() {
+        let (shown, stats) = (Shown::here(), Stats::default());
+        let meters = Meters::new("sip");
+        assert_eq!(shown.sum("antiphon_calls{leg=\"sip\"}"), 1.0);
+        meters.sent(&stats, Duration::from_millis(1), false);
+        meters.sent(&stats, Duration::from_millis(250), true);
+        assert_eq!(shown.sum("antiphon_rtp_packets_total{direction=\"sent\"}"), 2.0);
+        assert_eq!(shown.sum("antiphon_pacing_stalls_total"), 1.0);
+        meters.underrun(&stats, Duration::from_millis(500));
+        meters.starved(Duration::from_secs(2));
+        assert_eq!((shown.sum("antiphon_underruns_total"), shown.sum("antiphon_underrun_seconds_sum")), (1.0, 0.5));
+        assert_eq!(shown.sum("antiphon_text_starved_seconds_sum"), 2.0);
+        drop(meters);
+        assert_eq!(shown.sum("antiphon_calls{leg=\"sip\"}"), 0.0);
+    }
+}

@@ -308,6 +308,7 @@ mod tests {
 
     use super::super::listener;
     use super::*;
+    use crate::telemetry::shown::Shown;
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -344,7 +345,7 @@ mod tests {
 
     #[tokio::test]
     async fn datagrams_go_to_the_process_before_until_it_is_gone() {
-        let (from, place) = (any(), Place::default());
+        let (shown, from, place) = (Shown::here(), any(), Place::default());
         assert!(!place.pass(Kind::Sip, from, b"x") && !place.is_theirs("a") && place.client().is_none());
         let (outlet, mut words) = mpsc::channel(1);
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -360,6 +361,7 @@ mod tests {
         assert_eq!(arrived.recv().await, Some(passed));
         place.alone();
         assert!(!place.pass(Kind::Sip, from, b"x") && !place.is_theirs("a"));
+        assert!(shown.sum("antiphon_handover_datagrams_total{") >= 2.0, "one that was passed on and one that was lost");
     }
 
     #[tokio::test]

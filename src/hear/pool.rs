@@ -251,7 +251,7 @@ impl Shared {
 
     fn add(&self, job: Job) -> Option<Trouble> {
         let mut queue = self.lock();
-        // Nobody waits for these any more, and they must not make the queue look full.
+        // Their calls do not wait for these any more, and they must not make the queue look full.
         queue.urgent.retain(|job| !job.is_over());
         queue.idle.retain(|job| !job.is_over());
         if !job.request.urgent {
@@ -313,7 +313,7 @@ fn work(hearer: &Hearer, job: Job) {
         Ok(Err(error)) => Err(Trouble::Failed(error.to_string())),
         Err(_) => Err(Trouble::Failed("the recogniser failed on this sound".into())),
     };
-    // Nobody may wait any more.
+    // The call may not wait any more.
     let _ = answer.send(result);
 }
 
@@ -325,6 +325,7 @@ fn count(reason: Suppressed) {
 mod tests {
     use super::*;
     use crate::hear::Stop;
+    use crate::telemetry::shown::Shown;
 
     fn request(urgent: bool) -> Request {
         Request { pcm: vec![0; 1_600], language: None, urgent, stop: Stop::default() }
@@ -336,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_waits_for_goes_first_and_the_queue_has_an_end() {
+    fn what_is_waited_for_goes_first_and_the_queue_has_an_end() {
         let shared = Shared { queue: Mutex::default(), work: Condvar::new() };
         let mut waiting = Vec::new();
         let mut add = |urgent: bool| {
@@ -359,7 +360,7 @@ mod tests {
         drop(last);
     }
 
-    /// Without a voice nobody loads the checkpoint into a seat.
+    /// Without a voice the checkpoint is not loaded into a seat.
     #[tokio::test]
     async fn the_cpu_recognises_while_no_gpu_is_there_and_gives_the_same_words() {
         use super::super::whisper::gpu::{Elt, seat};
@@ -370,6 +371,18 @@ mod tests {
         let words = pool.recognise(sound.clone()).await.expect("an answer").expect("not stopped");
         let cpu = Pool::start(&model, Some("en"), 1).expect("it loads");
         assert_eq!(words, cpu.recognise(sound).await.expect("an answer").expect("not stopped"));
+    }
+
+    #[test]
+    fn words_that_are_not_believed_are_counted_by_why() {
+        let shown = Shown::here();
+        for reason in [Suppressed::NoSpeech, Suppressed::Repetition] {
+            count(reason);
+            assert_eq!(
+                shown.sum(&format!("antiphon_recognizer_suppressed_total{{reason=\"{}\"}}", reason.label())),
+                1.0
+            );
+        }
     }
 
     #[tokio::test]

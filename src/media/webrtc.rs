@@ -502,3 +502,34 @@ impl Outbox {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::clock;
+    use crate::telemetry::shown::Shown;
+
+    #[test]
+    fn a_frame_that_a_copy_brings_back_is_counted() {
+        let (red, audio) = (63, 111);
+        let (mut there, mut here) = (Redundancy::new(red, audio), Redundancy::new(red, audio));
+        there.sender.report(0.05);
+        let shown = Shown::here();
+        for sequence in 0..10u16 {
+            let (timestamp, payload) = (u32::from(sequence) * 960, Bytes::from(vec![7; 40]));
+            let sent = OutPacket { payload_type: audio, marker: false, sequence, timestamp, payload };
+            let OutPacket { payload_type, marker, sequence, timestamp, payload } = there.sender.add(sent);
+            // One is lost, and comes with the next.
+            if sequence == 6 {
+                continue;
+            }
+            let arrived = clock::now();
+            let came = here.take(InPacket { payload_type, marker, sequence, timestamp, ssrc: 1, arrived, payload });
+            assert_eq!(came.map(|packet| packet.sequence), Some(if sequence == 7 { 6 } else { sequence }));
+            here.opened.clear();
+        }
+        assert_eq!(shown.sum("antiphon_webrtc_recovered_total"), 1.0);
+    }
+}

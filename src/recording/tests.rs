@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::call::MediaFrame;
+use crate::telemetry::shown::Shown;
 
 fn config(dir: &Path, format: Format) -> Config {
     Config { mode: Mode::All, dir: dir.to_owned(), format, ..Config::default() }
@@ -136,6 +137,7 @@ fn a_pause_is_silence_and_what_follows_stays_where_it_was_said() {
 fn a_disk_that_does_not_keep_up_costs_sound_and_no_order() {
     let (sender, receiver) = std::sync::mpsc::sync_channel(1);
     let (_state, state) = watch::channel(State::Recording);
+    let shown = Shown::here();
     let mut recorder = Recorder::new(description("c", Format::Wav), state);
     let now = clock::now();
     for second in 0..40_u32 {
@@ -146,6 +148,7 @@ fn a_disk_that_does_not_keep_up_costs_sound_and_no_order() {
         recorder.block(now, &sender);
     }
     assert!(recorder.description.gaps && recorder.waiting.len() <= KEPT);
+    assert!(shown.sum("antiphon_recording_dropped_seconds") >= 1.0);
     assert!(matches!(receiver.recv(), Ok(Message::Open(_))));
     // What the thread gets in the end is as long as the call.
     let all = std::thread::spawn(move || recorder.finish(&sender));
@@ -204,7 +207,7 @@ fn agents_decide_within_what_the_mode_allows() {
 }
 
 #[test]
-fn what_a_killed_gateway_left_can_be_had_once_nobody_writes_to_it() {
+fn what_a_killed_gateway_left_can_be_had_once_it_is_not_written_to() {
     let dir = tempfile::tempdir().expect("a folder");
     let recordings = Recordings::start(config(dir.path(), Format::Wav)).expect("a thread");
     let text = serde_json::to_vec(&description("d", Format::Wav)).expect("plain");

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::call::{Direction, Heard, Stages, TurnHow, TurnId};
+use crate::telemetry::shown::Shown;
 use crate::turn::Class;
 
 fn config(folder: &std::path::Path) -> Config {
@@ -58,7 +59,7 @@ fn converse(records: &Records, id: &str) {
 }
 
 #[test]
-fn a_call_that_nobody_answers_has_a_record_with_its_status() {
+fn a_call_that_is_not_answered_has_a_record_with_its_status() {
     let folder = tempfile::tempdir().expect("temp dir");
     let records = Records::start(config(folder.path())).expect("starts");
     assert_eq!(records.list(&all()).expect("reads"), Page::default());
@@ -158,9 +159,11 @@ fn a_database_that_refuses_is_tried_again_and_calls_do_not_wait() {
     let records = Records::start(Config { database, ..config(folder.path()) }).expect("starts");
     records.dialling(&meta("1"), None, &Dialling::Trying);
     // Far more than the queue holds: nothing waits, and what has no room is dropped.
+    let shown = Shown::here();
     for _ in 0..3 * QUEUE {
         records.dialling(&meta("2"), None, &Dialling::Trying);
     }
+    assert!(shown.sum("antiphon_records_dropped_total") >= 1.0);
     std::fs::remove_file(&blocked).expect("removed");
     records.dialling(&meta("1"), None, &Dialling::Busy { status: 486 });
     records.shutdown();

@@ -1,7 +1,7 @@
 //! Which trace a call and a turn belong to, and how that is said to others: W3C Trace Context
 //! (<https://www.w3.org/TR/trace-context/>), the header `traceparent`.
 //!
-//! Whoever asks for a call over HTTP may say in which trace that happens; the call is then part of it, its agent, model and
+//! A client that asks for a call over HTTP may say in which trace that happens; the call is then part of it, its agent, model and
 //! webhook are told so, and a turn belongs to what the agent says of its text, else to the call. `tracestate` is not passed on,
 //! which the standard allows.
 //!

@@ -181,6 +181,7 @@ mod tests {
             utilisation: Some(0.5),
             clock: Some(1_980.0 * MEGA),
             temperature: Some(41.0),
+            power: Some(350.0),
             corrected: Some(3),
             ..Reading::default()
         };
@@ -189,10 +190,11 @@ mod tests {
             "antiphon_gpu_utilization_ratio{gpu=\"1\"} 0.5",
             "antiphon_gpu_clock_hertz{gpu=\"1\",part=\"processor\"} 1980000000",
             "antiphon_gpu_temperature_celsius{gpu=\"1\"} 41",
+            "antiphon_gpu_power_watts{gpu=\"1\"} 350",
             "antiphon_gpu_errors_total{gpu=\"1\",kind=\"memory_corrected\"} 3",
         ] {
             assert!(shown.contains(line), "{line}: {shown}");
         }
-        assert!(!shown.contains("watts") && !shown.contains("part=\"memory\""), "{shown}");
+        assert!(!shown.contains("part=\"memory\""), "{shown}");
     }
 }

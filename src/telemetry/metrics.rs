@@ -479,7 +479,7 @@ mod tests {
         let (ran, mut runs) = tokio::sync::mpsc::channel(1);
         let (stop, stopped) = watch::channel(false);
         let run = move || {
-            // Nobody looks any more at the end.
+            // The receiver is gone at the end.
             let _ = ran.blocking_send(());
         };
         let kept = tokio::spawn(again(Duration::from_millis(1), run, stopped));

@@ -7,6 +7,8 @@ pub mod gpu;
 mod lines;
 pub mod metrics;
 pub mod otlp;
+#[cfg(test)]
+pub(crate) mod shown;
 
 use std::sync::OnceLock;
 

@@ -1,5 +1,8 @@
 //! Batch jobs and records across restarts and kills of the processes that work on them, and of their database.
 
+#[allow(dead_code, reason = "the gateway's tests use the rest")]
+#[path = "../gateway/counted.rs"]
+mod counted;
 mod kill;
 mod records;
 mod shared;

@@ -16,6 +16,7 @@ use antiphon::synth::device::Meter;
 use antiphon::turn::Class;
 use antiphon_skip::postgres::Postgres;
 
+use super::counted::counted;
 use super::found;
 
 /// The records of a gateway, which is taken for dead after `lease_s`.
@@ -128,7 +129,10 @@ async fn while_the_database_is_away_records_wait_on_disk_and_follow_after_a_rest
     meter.add(&"ops".into(), Class::Live, 12, Duration::from_millis(1_500));
     found("it is told", || first.fault()).await;
     let spool = folder.path().join("records.spool");
+    // The recorder is there from here on.
+    counted("antiphon_records_spooled_bytes ");
     found("it waits on disk", || std::fs::metadata(&spool).ok().filter(|file| file.len() > 0)).await;
+    found("it is shown", || Some(()).filter(|()| counted("antiphon_records_spooled_bytes ") > 0.0)).await;
     assert!(first.get("1").is_err());
     // Counted speech is collected at the end.
     first.shutdown();
@@ -140,8 +144,8 @@ async fn while_the_database_is_away_records_wait_on_disk_and_follow_after_a_rest
     ended(&second, "1", "busy").await;
     let open = found("it follows", || second.get("2").ok().flatten()).await;
     assert_eq!(open["state"], "open", "who placed it may live");
-    let counted = found("the speech follows", || Some(usage(&second)).filter(|[_, live, _]| *live > 0)).await;
-    assert_eq!(counted, [1, 12, 0]);
+    let used = found("the speech follows", || Some(usage(&second)).filter(|[_, live, _]| *live > 0)).await;
+    assert_eq!(used, [1, 12, 0]);
     found("nothing waits", || std::fs::metadata(&spool).ok().filter(|file| file.len() == 0)).await;
     second.shutdown();
 }

@@ -10,6 +10,7 @@ use antiphon_loadgen::sip;
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 
+use super::counted::{Growth, counted};
 use super::raw::Raw;
 use super::support::{PATIENCE, Rig, SENTENCE, hear_turn};
 
@@ -103,7 +104,10 @@ async fn a_caller_speaks_with_a_human_the_agent_whispers_and_comes_back() {
     let caller = rig.telephone("silent", Codec::Pcmu).await;
     let call = rig.handle(&caller).await;
     let mut events = rig.app.gateway().calls.events();
+    let counts = Growth::of(&["antiphon_bridges_total{outcome=\"connected\"}"]);
     let (human, id) = joined(&rig, &call, "leave").await;
+    counts.comes().await;
+    assert!(counted("antiphon_bridges ") >= 1.0, "it is there now");
     human.say(&tone(HUMAN, 60)).await.expect("they speak");
     hears(&caller, "the human", |pcm, rate| share(pcm, rate, HUMAN) > 0.8).await;
     caller.say(&tone(CALLER, 60)).await.expect("they speak");
@@ -173,7 +177,7 @@ async fn a_browser_is_joined_with_a_telephone_as_well() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_who_comes_leaves_the_caller_with_the_agent_who_is_told_why() {
+async fn a_human_who_does_not_come_leaves_the_caller_with_the_agent_who_is_told_why() {
     let rig = Rig::start().await;
     let caller = rig.telephone("silent", Codec::Pcmu).await;
     let call = rig.handle(&caller).await;

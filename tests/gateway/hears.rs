@@ -19,6 +19,7 @@ use serde_json::json;
 use tokio::sync::broadcast::Receiver;
 use tokio::time::timeout;
 
+use super::counted::Growth;
 use super::support::{PATIENCE, Rig};
 use super::voice::voice;
 
@@ -85,6 +86,8 @@ async fn what_a_caller_says_reaches_the_agent_as_a_prompt_and_before_its_end_whe
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_demo_agent_repeats_what_it_heard() {
     let service = service().await;
+    let counts =
+        Growth::of(&["antiphon_recognizer_seconds_count{", "antiphon_turn_seconds_count{phase=\"mouth_to_ear\"}"]);
     let rig = Rig::with(|config| {
         config.recognizer.url = Some(service);
         config.recognizer.timeout_ms = 20_000;
@@ -107,9 +110,7 @@ async fn the_demo_agent_repeats_what_it_heard() {
         stages.end_of_turn >= Duration::from_millis(200) && stages.mouth_to_ear() > stages.end_of_turn,
         "{stages:?}"
     );
-    let shown = super::metrics::scrape(&rig).await;
-    let counted = shown.lines().find(|line| line.starts_with("antiphon_turn_seconds_count{phase=\"mouth_to_ear\"}"));
-    assert!(counted.is_some_and(|line| !line.ends_with(" 0")), "{counted:?}");
+    counts.assert();
     call.hang_up().await;
     rig.app.drain().await;
 }
@@ -119,6 +120,7 @@ async fn a_recogniser_that_is_not_there_costs_an_apology_and_the_call_goes_on() 
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let gone = format!("http://{}", listener.local_addr().expect("bound"));
     drop(listener);
+    let counts = Growth::of(&["antiphon_recognizer_errors_total{", "antiphon_deaf_seconds_count"]);
     let server = Server::bind("127.0.0.1:0".parse().expect("an address")).await.expect("a free port");
     let url = server.url();
     let mut server = server;
@@ -150,6 +152,7 @@ async fn a_recogniser_that_is_not_there_costs_an_apology_and_the_call_goes_on() 
     };
     assert_eq!((&frame["lostMs"], &frame["reason"]), (&json!(lost.as_millis() as u64), &json!(reason)));
     assert!(reason.contains("cannot be reached"));
+    counts.assert();
     let apology = find(&mut events, |event| match event {
         CallEvent::TurnEnded { heard, .. } => Some(heard.text),
         _ => None,

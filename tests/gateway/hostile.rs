@@ -10,6 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio_tungstenite::tungstenite::Message;
 
+use super::counted::Growth;
 use super::raw::{Raw, audio_port, sdp};
 use super::support::{PATIENCE, Rig, SENTENCE, gaps, hear_turn};
 use super::watch::Watch;
@@ -17,6 +18,7 @@ use super::watch::Watch;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bad_input_never_costs_another_call_a_frame() {
     let rig = Rig::start().await;
+    let counts = Growth::of(&["antiphon_rtp_discarded_total{", "antiphon_webrtc_datagrams_dropped_total{"]);
     let call = rig.telephone("silent", Codec::Pcmu).await;
     let id = call.id().expect("named").to_owned();
     let asked = rig.speak(&call, &SENTENCE.repeat(6)).await;
@@ -33,6 +35,7 @@ async fn bad_input_never_costs_another_call_a_frame() {
     let (_, end) = hear_turn(&call, asked).await;
     let stalls = gaps(&call.ear().heard(), onset, end);
     assert!(stalls.is_empty(), "{stalls:?}");
+    counts.assert();
     // Each kind is in the log, and none of them fills it.
     let log = Watch::start();
     for words in [

@@ -12,6 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{broadcast, mpsc};
 
+use super::counted::Growth;
 use super::support::{PATIENCE, Rig, SENTENCE};
 
 /// How the server answers the next request.
@@ -330,6 +331,11 @@ async fn a_model_looks_something_up_presses_keys_and_hangs_up() {
         llm.tools = vec![Tool::Builtin(Builtin::SendDigits), Tool::Builtin(Builtin::HangUp), of(lookup), of(screened)];
     })
     .await;
+    let counts = Growth::of(&[
+        "antiphon_llm_tools_total{agent=\"bot\",tool=\"track\"",
+        "antiphon_llm_tools_total{agent=\"bot\",tool=\"inside\"",
+        "antiphon_llm_tools_total{agent=\"bot\",tool=\"send_digits\"",
+    ]);
     let (call, handle, _events) = call_with_events(&rig).await;
     prompt(&rig, &call, "Where is my parcel?").await;
     assert_eq!(model.asked().await["tools"].as_array().map(Vec::len), Some(4));
@@ -341,5 +347,6 @@ async fn a_model_looks_something_up_presses_keys_and_hangs_up() {
     assert_eq!(result(model.messages().await).1, "done");
     assert_eq!(call.ended(PATIENCE).await, Some(End::Remote));
     assert_eq!(handle.ended().await, EndReason::HungUp);
+    counts.assert();
     rig.app.drain().await;
 }

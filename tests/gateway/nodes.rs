@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use super::counted::sum;
 use super::metrics::scrape;
 use super::program::Serve;
 use super::raw::{Raw, header, sdp};
@@ -354,6 +355,16 @@ async fn a_gateway_goes_on_without_redis_and_notices_one_that_was_killed() {
     let call = caller.call(&format!("sip:silent@{}", b.sip)).await.expect("answered");
     let path = format!("/v1/calls/{}", call.id().expect("named"));
     assert_eq!(a.get(&path).await.0, 200);
+    // Of the program, which is alone with its metrics.
+    let registry = async |up: f64| {
+        let told = async {
+            while sum(&b.metrics().await, "antiphon_registry_up ") != up {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        timeout(PATIENCE, told).await.unwrap_or_else(|_| panic!("the registry is never told to be {up}"));
+    };
+    registry(1.0).await;
 
     redis.kill();
     until(&a, |said| said["cluster"]["registry"] == false && said["cluster"]["error"].is_string()).await;
@@ -363,8 +374,10 @@ async fn a_gateway_goes_on_without_redis_and_notices_one_that_was_killed() {
     let (status, said) = a.get("/readyz").await;
     assert_eq!((status, &said["ready"]), (200, &json!(true)), "alone and complete: {said}");
     assert_eq!(a.get(&path).await.0, 200, "what was known of the other is still tried");
+    registry(0.0).await;
     redis.run();
     knows(&a, &["b"]).await;
+    registry(1.0).await;
 
     b.signal("KILL");
     knows(&a, &[]).await;

@@ -7,10 +7,11 @@ use antiphon::call::utterances;
 use antiphon_loadgen::codec::Codec;
 use tokio::time::timeout;
 
+use super::counted::counted;
 use super::support::{PATIENCE, Rig, hear_turn_at_last};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_greeting_is_spoken_before_anybody_calls_and_heard_by_who_does() {
+async fn a_greeting_is_spoken_before_the_first_call_and_heard_on_it() {
     let text = "Hello, you have reached the support desk.";
     let agent = Agent { greeting: Some(text.into()), apology: String::new(), ..Agent::at("builtin:silent") };
     let phrases = utterances(text, agent.style(), &Default::default()).expect("no markup");
@@ -25,6 +26,7 @@ async fn a_greeting_is_spoken_before_anybody_calls_and_heard_by_who_does() {
         }
     };
     timeout(PATIENCE, kept).await.expect("it is kept");
+    assert!(counted("antiphon_phrase_bytes{place=\"memory\"}") > 24_000.0, "a second of sound at least");
     let made = || engine.status()[0].produced;
     let before = made();
     assert!(before > 0, "a device has spoken it");

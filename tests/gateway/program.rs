@@ -74,6 +74,12 @@ impl Serve {
         timeout(PATIENCE, asked).await.expect("it is ready or ends")
     }
 
+    /// What it counts.
+    pub(crate) async fn metrics(&self) -> String {
+        let answer = reqwest::get(format!("{}/metrics", self.http)).await.expect("HTTP");
+        answer.text().await.expect("text")
+    }
+
     /// Its process.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()

@@ -16,6 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::broadcast;
 
+use super::counted::Growth;
 use super::raw::{self, Raw, sdp};
 use super::support::{PATIENCE, Rig, SENTENCE, hear_turn};
 
@@ -85,7 +86,7 @@ async fn a_call_has_its_id_while_it_rings_is_listed_and_can_be_cancelled() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_became_of_a_call_is_told_with_its_status_and_whoever_waits_is_answered() {
+async fn what_became_of_a_call_is_told_with_its_status_and_to_clients_that_wait() {
     let rig = Rig::start().await;
     let mut events = rig.app.gateway().calls.events();
     let mut telephone = Raw::new(rig.sip_udp(), "busy").await;
@@ -205,6 +206,11 @@ async fn a_call_leaves_a_record_that_is_listed_exported_and_delivered() {
         "events": ["connected", "handoff", "ended"],
     });
     let hook: webhooks::Webhook = serde_json::from_value(hook).expect("valid");
+    let counts = Growth::of(&[
+        "antiphon_webhooks_total{outcome=\"failed\"}",
+        "antiphon_webhooks_total{outcome=\"delivered\"}",
+        "antiphon_webhook_events_total{",
+    ]);
     let rig = Rig::with(|config| {
         config.records.webhook = Some(Webhook { url, secret: Secret::new("hook"), tries: 3 });
         config.webhook.insert("crm".into(), hook);
@@ -250,6 +256,7 @@ async fn a_call_leaves_a_record_that_is_listed_exported_and_delivered() {
     let (head, body) = receive(&listener, 204).await;
     let timestamp = header(&head, "x-antiphon-timestamp").and_then(|value| value.parse().ok()).expect("a time");
     assert_eq!(header(&head, "x-antiphon-signature"), Some(signature("hook", timestamp, &body).as_str()));
+    counts.comes().await;
     let (status, page) = rig.get("/v1/records?direction=inbound&limit=1").await;
     assert_eq!((status, &page["records"][0]["id"], &page["hasMore"]), (200, &json!(id), &json!(false)));
     let (_, none) = rig.get("/v1/records?direction=outbound").await;

@@ -12,6 +12,7 @@ use antiphon_loadgen::codec::Codec;
 use serde_json::json;
 use tokio::time::timeout;
 
+use super::counted::{Growth, counted};
 use super::nodes::Redis;
 use super::support::{PATIENCE, Rig, SENTENCE, hear_turn, losses};
 
@@ -126,8 +127,10 @@ async fn a_gateway_speaks_through_a_worker_of_another_process() {
         config.cluster.tls = Some(node());
     })
     .await;
+    let up = |worker: &Worker| counted(&format!("antiphon_worker_up{{worker=\"{}\"}}", worker.address));
     for worker in &workers {
         until(&rig, worker, |phase| *phase == Phase::Ready).await;
+        assert_eq!(up(worker), 1.0);
     }
     let call = rig.telephone("silent", Codec::Pcma).await;
     let asked = rig.speak(&call, SENTENCE).await;
@@ -142,14 +145,17 @@ async fn a_gateway_speaks_through_a_worker_of_another_process() {
     call.onset(asked, PATIENCE).await.expect("speech is heard");
     let live: Vec<u32> = rig.app.gateway().engine.status().iter().map(|device| device.load.live).collect();
     let speaking = usize::from(live[1] > live[0]);
+    let counts = Growth::of(&["antiphon_worker_handovers_total"]);
     workers[speaking].kill();
     let (onset, end) = hear_turn(&call, asked).await;
+    counts.assert();
     let clip = call.ear().heard().clip_between(onset, end);
     let whole = Rig::spoken_by(&rig.app.gateway().engine, &text).await;
     let seconds = |clip: &antiphon_loadgen::heard::Clip| clip.pcm.len() as f64 / f64::from(clip.rate);
     assert!(seconds(&clip) > 0.9 * seconds(&whole), "{} s of {} s", seconds(&clip), seconds(&whole));
     assert!(losses(&call.ear().heard(), onset, end).is_empty(), "{live:?}");
     until(&rig, &workers[speaking], |phase| matches!(phase, Phase::Failed(_))).await;
+    assert_eq!((up(&workers[speaking]), up(&workers[1 - speaking])), (0.0, 1.0));
 
     // Without any worker the voice of this machine speaks.
     workers[1 - speaking].kill();

@@ -95,3 +95,21 @@ fn links_between_documents_lead_somewhere() {
     assert!(followed > 20, "only {followed} links were found: has their form changed?");
     assert!(broken.is_empty(), "links to what is not there:\n{}", broken.join("\n"));
 }
+
+/// A skip that the test prints by itself is neither counted nor can it be made a failure.
+#[test]
+fn what_a_test_skips_it_says_by_the_shared_helper() {
+    let mut silent = Vec::new();
+    for (path, text) in files(&["src", "sdp", "loadgen", "tests"], &["rs"]) {
+        if path.starts_with("tests/skip") || path.starts_with("tests/rules") {
+            continue;
+        }
+        for (n, line) in text.lines().enumerate() {
+            let prints = ["println!(", "print!(", "dbg!("].iter().any(|print| line.contains(print));
+            if prints && line.to_lowercase().contains("skip") {
+                silent.push(format!("{}:{}: {}", path.display(), n + 1, line.trim()));
+            }
+        }
+    }
+    assert!(silent.is_empty(), "say it with `antiphon_skip::skip`:\n{}", silent.join("\n"));
+}

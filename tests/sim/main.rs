@@ -3,6 +3,9 @@
 
 mod answering;
 mod barge_in;
+#[allow(dead_code, reason = "the gateway's tests use the rest")]
+#[path = "../gateway/counted.rs"]
+mod counted;
 mod exchanges;
 mod keys;
 mod limits;

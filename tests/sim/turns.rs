@@ -13,6 +13,7 @@ use antiphon::media::leg::Codec;
 use antiphon::turn::Streaming;
 use tokio::sync::oneshot;
 
+use super::counted::Growth;
 use super::world::{MS, World, format};
 
 fn ended(events: &[CallEvent]) -> Vec<(String, TurnHow, Heard)> {
@@ -237,18 +238,22 @@ fn silence_because_nothing_was_written_is_no_underrun_on_a_stream_without_pauses
 
 #[test]
 fn a_slow_writer_causes_no_underrun_but_a_slow_engine_does() {
+    let starved = Growth::of(&["antiphon_text_starved_seconds_count"]);
+    let underruns = Growth::of(&["antiphon_underruns_total", "antiphon_underrun_seconds_count"]);
     let mut world = World::new();
     world.push("This is the first sentence of a turn. Then", false);
     world.run(6_000 * MS);
     world.push(" comes another one, much later.", true);
     world.run(6_000 * MS);
     assert_eq!(world.handle.info().underruns, 0);
+    starved.assert();
     let mut world = World::new();
     world.engine.set_speed(10 * MS, 1.5);
     world.say("This is spoken too slowly.");
     world.run(6_000 * MS);
     let info = world.handle.info();
     assert!(info.underruns >= 4, "{}", info.underruns);
+    underruns.assert();
     let gaps = world.events.iter().filter_map(|(_, event)| match event {
         CallEvent::Underrun { gap, .. } => Some(*gap),
         _ => None,

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use crate::counted::counted;
 use crate::support::{
     event, limited, loopback, packet,
     raw::{Raw, audio_port, body, header, sdp},
@@ -27,6 +28,8 @@ const DIGIT: &str = "Content-Type: application/dtmf-relay\r\n";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_caller_is_answered_while_it_rings() {
+    // Counting begins here.
+    counted("antiphon_sip_transactions ");
     let (endpoint, mut calls) = start(loopback()).await;
     let mut raw = Raw::new(endpoint.local_udp().expect("bound"), "rings").await;
     let invite = raw.request("INVITE", "", &sdp(4_000, ""));
@@ -34,6 +37,7 @@ async fn a_caller_is_answered_while_it_rings() {
     let call = limited(calls.recv()).await.expect("a call");
     call.ringing();
     raw.expect("SIP/2.0 180").await;
+    assert!(counted("antiphon_sip_transactions ") >= 1.0, "its INVITE is not answered yet");
     let options = raw.ask("OPTIONS", "", "", "SIP/2.0 200").await;
     assert!(header(&options, "Allow").expect("Allow").contains("UPDATE"), "{options}");
     raw.ask("INFO", "", "", "SIP/2.0 200").await;

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use crate::counted::Growth;
 use crate::support::{
     event, limited, loopback,
     raw::{Raw, answers_options, header, sdp},
@@ -55,7 +56,7 @@ async fn one_that_floods_is_dropped_and_others_are_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cancel_with_a_name_in_its_via_stalls_nobody() {
+async fn a_cancel_with_a_name_in_its_via_stalls_no_other_call() {
     let (endpoint, mut calls) = wire::endpoint().await;
     let target = endpoint.local_udp().expect("bound");
     let socket = UdpSocket::bind("127.0.0.1:0").await.expect("binds");
@@ -126,9 +127,10 @@ async fn refusals_repeat_themselves_and_keep_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn guesses_that_answer_no_challenge_keep_nothing_and_shut_nobody_out() {
+async fn guesses_that_answer_no_challenge_keep_nothing_and_shut_no_caller_out() {
     let users: Vec<User> = vec![toml::from_str("username = \"a\"\npassword = \"long enough\"").expect("valid")];
     let (endpoint, _calls) = start(SipConfig { users, messages_per_second: 0, ..loopback() }).await;
+    let counts = Growth::of(&["antiphon_sip_auth_total{"]);
     let target = endpoint.local_udp().expect("bound");
     let guesser = UdpSocket::bind("127.0.0.2:0").await.expect("a loopback address");
     let local = guesser.local_addr().expect("bound");
@@ -149,6 +151,7 @@ async fn guesses_that_answer_no_challenge_keep_nothing_and_shut_nobody_out() {
     assert_eq!(answers, 10_000);
     let mut raw = Raw::new(target, "genuine").await;
     raw.ask("INVITE", "", &sdp(4_000, ""), "SIP/2.0 401").await;
+    counts.assert();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,6 +2,9 @@
 //! another endpoint of ours, and against sipp, baresip and Kamailio.
 
 mod baresip;
+#[allow(dead_code, reason = "the gateway's tests use the rest")]
+#[path = "../gateway/counted.rs"]
+mod counted;
 mod early;
 mod flood;
 mod half_open;

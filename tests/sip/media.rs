@@ -1,5 +1,6 @@
 //! Where media goes and whose is taken: nobody's but the peer's.
 
+use crate::counted::counted;
 use crate::support::{
     event, limited, loopback, packet,
     raw::{Raw, audio_port, body, header, sdp},
@@ -52,6 +53,28 @@ async fn a_stranger_neither_hears_nor_is_heard() {
     let mut buffer = [0; 2_048];
     limited(caller.recv_from(&mut buffer)).await.expect("the caller hears");
     assert!(stranger.try_recv_from(&mut buffer).is_err(), "the stranger does not");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_telephone_reports_lost_is_told_and_shown() {
+    assert_eq!(counted("antiphon_rtcp_fraction_lost "), 0.0);
+    let (endpoint, mut calls) = wire::endpoint().await;
+    let caller = socket("127.0.0.1").await;
+    let (_raw, mut leg) =
+        wire::call(&endpoint, &mut calls, "reports", caller.local_addr().expect("bound").port()).await;
+    leg.send(packet(&leg, 0, &[7; 160])).await.expect("up");
+    let mut buffer = [0; 2_048];
+    limited(caller.recv_from(&mut buffer)).await.expect("the caller hears");
+    // A receiver report (RFC 3550 section 6.4.2) on that stream: a quarter is lost.
+    let mut report = [0; 32];
+    report[..4].copy_from_slice(&[0x81, 201, 0, 7]);
+    report[8..12].copy_from_slice(&buffer[8..12]);
+    report[12] = 64;
+    let control = format!("127.0.0.1:{}", leg.local_port().expect("bound") + 1);
+    caller.send_to(&report, control).await.expect("sends");
+    let told = event(&mut leg, |e| matches!(e, LegEvent::Report(_))).await;
+    assert!(matches!(&told, LegEvent::Report(report) if report.fraction_lost == 0.25), "{told:?}");
+    assert!(counted("antiphon_rtcp_fraction_lost ") > 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,6 +1,7 @@
 //! What keeps the way between telephones or carriers and us open, and what they ask in a call that moves it elsewhere.
 
 use crate::{
+    counted::Growth,
     support::{
         LIMIT, event, limited, loopback,
         raw::{Raw, audio_port, body, header, sdp},
@@ -125,6 +126,7 @@ impl Line {
 async fn a_registration_whose_connection_is_gone_is_made_anew() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("binds");
     let at = listener.local_addr().expect("bound").to_string();
+    let counts = Growth::of(&["antiphon_trunk_flows_lost_total"]);
     let (endpoint, _calls) = start(registering(&at, "transport = \"tcp\"")).await;
     // Registered for minutes, were it not for the connection: the registrar closes it.
     let mut line = Line::accept(&listener).await;
@@ -141,6 +143,7 @@ async fn a_registration_whose_connection_is_gone_is_made_anew() {
     // The dead one is closed from this side.
     let mut rest = Vec::new();
     timeout(LIMIT, silent.stream.read_to_end(&mut rest)).await.expect("closed").ok();
+    counts.assert();
     assert_eq!(endpoint.trunks()[0].registered, Some(true));
 }
 
@@ -192,7 +195,7 @@ async fn over(leg: &mut SipLeg, raw: &mut Raw) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_call_is_handed_over_where_its_trunk_may_and_comes_back_where_nobody_answers() {
+async fn a_call_is_handed_over_where_its_trunk_may_and_comes_back_without_an_answer() {
     let Called { endpoint, mut calls, mut carrier, host, mut raw, mut leg } = trunk_call("refer = true").await;
     // What may not be called is not, and nobody is asked where nobody is named.
     raw.ask("REFER", &format!("Refer-To: <sip:+88301@{host}>\r\n"), "", "SIP/2.0 403").await;

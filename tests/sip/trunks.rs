@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::counted::{Growth, counted};
 use crate::support::{
     event, limited, loopback,
     raw::{Raw, header, sdp},
@@ -59,6 +60,7 @@ async fn a_host_that_fails_is_passed_over_and_left_alone() {
         "name = \"t\"\nhost = \"{at_a}\"\ntargets = [{{ host = \"{at_b}\", priority = 2 }}]\nprefixes = [\"+49\"]\n\
          numbers = {{ country = \"49\", send = \"international\" }}\nuser_phone = true\nassert_identity = true"
     );
+    let counts = Growth::of(&["antiphon_trunk_failovers_total"]);
     let endpoint = endpoint(&trunk, &mut [&mut a, &mut b]).await;
     let call = dial(&endpoint, "030-1234");
     let invite = a.next("INVITE").await;
@@ -72,6 +74,7 @@ async fn a_host_that_fails_is_passed_over_and_left_alone() {
     assert!(invite.starts_with(&format!("INVITE sip:0049301234@{at_b};user=phone ")), "{invite}");
     pick_up(&mut b, &invite, "").await;
     hang_up(&mut b, call).await;
+    counts.assert();
     let hosts = &endpoint.trunks()[0].targets;
     assert_eq!((hosts[0].blocked, hosts[1].blocked), (true, false));
     assert!(hosts[0].error.as_ref().is_some_and(|error| error.contains("503")), "{hosts:?}");
@@ -284,7 +287,11 @@ async fn a_redirection_is_followed_to_hosts_of_the_trunk_only() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn health_is_asked_by_options_and_shown() {
     let ((mut a, at_a), (mut b, at_b)) = (host().await, host().await);
-    let trunk = format!("name = \"t\"\nhost = \"{at_a}\"\ntargets = [{{ host = \"{at_b}\" }}]\noptions_s = 1");
+    let trunk = format!("name = \"asked\"\nhost = \"{at_a}\"\ntargets = [{{ host = \"{at_b}\" }}]\noptions_s = 1");
+    let counts = Growth::of(&[
+        "antiphon_trunk_checks_total{outcome=\"answered\"}",
+        "antiphon_trunk_checks_total{outcome=\"failed\"}",
+    ]);
     let endpoint = endpoint(&trunk, &mut [&mut a, &mut b]).await;
     assert_eq!(endpoint.trunks()[0].up, None);
     let answering = tokio::spawn(async move {
@@ -304,6 +311,8 @@ async fn health_is_asked_by_options_and_shown() {
     let trunk = &endpoint.trunks()[0];
     assert_eq!((trunk.up, trunk.targets[0].up, trunk.targets[1].up), (Some(true), Some(true), Some(false)));
     assert!(trunk.targets[1].error.as_ref().is_some_and(|error| error.contains("503")), "{trunk:?}");
+    counts.assert();
+    within("its state to be shown", || counted("antiphon_trunk_up{trunk=\"asked\"}") == 1.0).await;
     answering.abort();
     refusing.abort();
 }

@@ -5,6 +5,9 @@ mod calls;
 #[allow(dead_code, reason = "the console's tests use the rest")]
 mod chromium;
 mod coturn;
+#[allow(dead_code, reason = "the gateway's tests use the rest")]
+#[path = "../gateway/counted.rs"]
+mod counted;
 mod hostile;
 mod interop;
 mod loss;

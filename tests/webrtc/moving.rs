@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::counted::Growth;
 use crate::support::{Audio, Peer, echo, gateway, within};
 use antiphon::media::leg::LegEvent;
 use antiphon::webrtc::WebRtcConfig;
@@ -97,6 +98,7 @@ async fn a_peer_behind_a_nat_that_forgets_stays_in_its_call() {
     call.next(|event| matches!(event, LegEvent::Connected)).await;
     peer.channel_open().await;
     let (mut number, ssrc) = until_heard(&mut peer, 1).await;
+    let counts = Growth::of(&["antiphon_webrtc_moves_total"]);
 
     for round in 0..3 {
         nat.forget().await;
@@ -107,6 +109,7 @@ async fn a_peer_behind_a_nat_that_forgets_stays_in_its_call() {
         assert_eq!(source, ssrc);
         number = heard;
     }
+    counts.assert();
     peer.say("moved").await;
     assert_eq!(peer.next_text().await, "heard moved");
 

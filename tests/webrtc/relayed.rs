@@ -9,7 +9,7 @@ use antiphon::webrtc::WebRtcConfig;
 use webrtc::peer_connection::RTCPeerConnectionState;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gateway_that_nobody_reaches_is_called_through_its_relay() {
+async fn a_gateway_that_cannot_be_reached_is_called_through_its_relay() {
     let Some(turn) = Turn::start().await else { return };
     for transport in ["udp", "tcp"] {
         let server = turn.by(transport);

@@ -14,6 +14,7 @@ use super::*;
 use crate::clock;
 use crate::hear::ear::FRAME;
 use crate::hear::{Ears, Turns};
+use crate::telemetry::shown::counted;
 
 /// Longest wait for what must happen.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -199,6 +200,9 @@ fn deaf(events: &[HearEvent]) -> usize {
 
 #[tokio::test]
 async fn what_a_service_streams_is_a_turn() {
+    let heard = || counted("antiphon_recognizer_audio_seconds_total{");
+    let cost = || counted("antiphon_recognizer_cost_micros_total{");
+    let before = (heard(), cost());
     for dialect in [Dialect::Listen, Dialect::OpenAi, Dialect::Vllm] {
         let (url, script) = serve_script(&[Manner::Good]).await;
         let events = converse(&ears(vec![service(dialect, &url)], 20_000)).await;
@@ -221,6 +225,13 @@ async fn what_a_service_streams_is_a_turn() {
         }
         assert!(*samples >= 16_000, "{samples}");
     }
+    // A second at least of each, at 0.6 a minute. The last of it is counted when the call has ended.
+    let counted = async {
+        while heard() < before.0 + 3.0 || cost() < before.1 + 30_000.0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, counted).await.expect("what was streamed is counted, and what it costs");
 }
 
 #[tokio::test]

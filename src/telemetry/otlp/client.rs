@@ -22,7 +22,7 @@ impl Client {
     /// Posts what is encoded already.
     ///
     /// # Errors
-    /// Nobody answers, or not well.
+    /// The collector does not answer, or with an error.
     pub(super) async fn post(&self, url: &str, body: Vec<u8>) -> Result<(), String> {
         let request = self.0.post(url).header("content-type", "application/x-protobuf").body(body);
         let answer = request.send().await.map_err(|error| error.to_string())?;

@@ -119,7 +119,9 @@ pub(super) fn dropped(lines: u64, reason: &'static str) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{QUEUE, pair};
     use super::*;
+    use crate::telemetry::shown::Shown;
 
     fn line(message: &str) -> Line {
         Line {
@@ -146,6 +148,15 @@ mod tests {
         let attributes: Vec<_> = record.attributes_iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
         assert_eq!(attributes[1..], [("count", 3i64.into()), ("share", 0.5.into()), ("ok", true.into())]);
         assert!(logs.deliver(records).await.is_err(), "nobody listens there");
+    }
+
+    #[test]
+    fn lines_that_find_the_queue_full_are_dropped_and_counted() {
+        let (shown, (_layer, collector, exporter)) = (Shown::here(), pair("http://127.0.0.1:9"));
+        for _ in 0..QUEUE + 3 {
+            collector.log(line("something is odd"));
+        }
+        assert_eq!((exporter.lines.len(), shown.sum("antiphon_logs_dropped_total{reason=\"queue\"}")), (QUEUE, 3.0));
     }
 
     #[test]

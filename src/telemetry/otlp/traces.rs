@@ -468,6 +468,8 @@ mod tests {
         use tracing_subscriber::layer::SubscriberExt;
 
         use crate::telemetry::otlp::{QUEUE, pair};
+        use crate::telemetry::shown::Shown;
+        let shown = Shown::here();
         let (layer, _collector, mut exporter) = pair("http://127.0.0.1:9");
         tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
             for _ in 0..QUEUE * 2 {
@@ -482,5 +484,6 @@ mod tests {
             left += 1;
         }
         assert_eq!(left, QUEUE - 1);
+        assert_eq!(shown.sum("antiphon_traces_dropped_total{reason=\"queue\"}"), QUEUE as f64);
     }
 }

@@ -6,6 +6,7 @@ use super::*;
 use crate::synth::cosyvoice::backend::Options;
 use crate::synth::cosyvoice::config::Config as Model;
 use crate::synth::cosyvoice::{CosyVoice, Settings, random};
+use crate::telemetry::shown::counted;
 use crate::voice::copies::{Copies, FOLDER, Library};
 use crate::voice::store::{Store, VoiceName};
 
@@ -61,6 +62,8 @@ async fn a_voice_that_only_the_gateway_has_is_sent_once_and_sounds_as_in_process
     assert!(matches!(unknown, UtteranceEnd::Failed(_)), "nobody has that voice: {unknown:?}");
     engine.lend_voices(Library::new(store.clone(), Copies::open(&own)));
 
+    let sent = || counted("antiphon_voices_copied_total");
+    let before = sent();
     // Two at once, of which one waits for the voice that the other brings, and one that needs none.
     let ((one, one_end), (two, two_end), (other, other_end)) =
         tokio::join!(said(&engine, Some("anna"), text), said(&engine, Some("anna"), text), said(&engine, None, text));
@@ -73,6 +76,7 @@ async fn a_voice_that_only_the_gateway_has_is_sent_once_and_sounds_as_in_process
     assert!(other == default && other != wanted, "a copy is nobody's default voice");
     let copies = || std::fs::read_dir(theirs.join(FOLDER)).map_or(0, |files| files.count());
     assert_eq!(copies(), 1);
+    assert!(sent() > before);
     assert!(there.voices_and_copies().iter().any(|voice| voice.name == first.content_id()));
     assert!(!there.voices().iter().chain(&engine.voices()).any(|voice| voice.name == first.content_id()));
 
