@@ -1,7 +1,7 @@
 //! The name of a machine among others, and ids that carry it.
 //!
 //! # Why
-//! Whoever has an id can tell whose object it is without asking anybody: a request that a balancer gave to the wrong
+//! A gateway can tell from an id whose object it is, without asking another: a request that a balancer gave to the wrong
 //! machine is passed on at once, and no table of all calls has to be kept, nor can one be out of date.
 
 use std::fmt;

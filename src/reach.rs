@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_names_what_is_nearer_than_itself() {
+    fn no_peer_names_what_is_nearer_than_itself() {
         assert!(!may_name(ip("203.0.113.1"), ip("10.0.0.5")));
         assert!(!may_name(ip("203.0.113.1"), ip("169.254.169.254")));
         assert!(!may_name(ip("10.0.0.5"), ip("127.0.0.1")));

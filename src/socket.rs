@@ -13,7 +13,7 @@ use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 
 use crate::secret::Secret;
 
-/// What a WebSocket reads at a time, in bytes. The library would set 128 KiB aside for each, also for those on which nobody speaks.
+/// What a WebSocket reads at a time, in bytes. The library would set 128 KiB aside for each, also for those that carry nothing.
 pub const READ_BUFFER: usize = 4 << 10;
 
 /// A TCP or TLS connection.
@@ -47,7 +47,7 @@ pub enum ConnectError {
 /// Opens a WebSocket at `url` (`ws://` or `wss://`). Messages of the peer have at most `largest` bytes.
 ///
 /// # Errors
-/// The URL or a header is not usable, nobody is there, or the handshake fails.
+/// The URL or a header is not usable, no server is there, or the handshake fails.
 pub async fn connect<'a>(
     url: &str,
     headers: impl Iterator<Item = (&'a str, &'a Secret)>,

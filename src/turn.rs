@@ -218,7 +218,7 @@ impl WordTimes {
         Arc::strong_count(&self.0)
     }
 
-    /// The utterance is kept, to be heard later: its words are wanted although nobody listens now.
+    /// The utterance is kept, to be heard later: its words are wanted although no listener hears it now.
     pub fn keep(&self) {
         self.0.kept.store(true, Ordering::Release);
     }

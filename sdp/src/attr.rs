@@ -72,7 +72,7 @@ impl Codec {
     }
 }
 
-/// Which way media flows, from the point of view of whoever wrote it.
+/// Which way media flows, from the point of view of its writer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// Both ways.

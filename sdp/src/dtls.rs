@@ -108,7 +108,7 @@ impl Theirs {
         let setup = match value(description, media, "setup").map(str::trim) {
             Some("active") => Setup::Active,
             Some("passive") => Setup::Passive,
-            // `holdconn` makes no connection now; nobody offers it with media.
+            // `holdconn` makes no connection now; it is not offered with media.
             _ => Setup::Either,
         };
         let fits = |text: &&str| !text.is_empty() && text.len() <= MAX_CREDENTIAL;

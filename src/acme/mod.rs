@@ -39,7 +39,7 @@ use crate::pem;
 pub struct Acme {
     /// What the certificate is for; the authority connects to port 443 of each.
     pub domains: Vec<String>,
-    /// Whom the authority writes to when something is wrong; empty: nobody.
+    /// Whom the authority writes to when something is wrong; empty: no address is given.
     #[serde(default)]
     pub email: String,
     /// The authority.
@@ -205,7 +205,7 @@ impl Keeper {
     }
 }
 
-/// Writes a file that nobody else may read, whole or not at all.
+/// Writes a file that other users of the machine may not read, whole or not at all.
 fn put(file: &Path, bytes: &[u8]) -> Result<(), String> {
     replace_secret(file, bytes).map_err(|error| pem::wrong(file, error))
 }

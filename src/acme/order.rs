@@ -96,7 +96,7 @@ impl<'a> Authority<'a> {
         Ok(format!("{}\n{key}", chain.trim_end()))
     }
 
-    /// The stored account, or a new one. Whoever uses an authority agrees to its terms.
+    /// The stored account, or a new one. The operator who configures an authority agrees to its terms.
     async fn account(&self, folder: &Path) -> Result<Account, String> {
         let file = folder.join(ACCOUNT);
         let builder = || Account::builder_with_http(Box::new(Web(self.client.clone())));

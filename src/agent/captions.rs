@@ -22,7 +22,7 @@ pub(super) async fn tell(relay: Relay, mut events: broadcast::Receiver<CallEvent
                     break;
                 }
             }
-            // Behind: captions that nobody could read any more are left out.
+            // Behind: captions that come too late to be read are left out.
             Ok(_) | Err(RecvError::Lagged(_)) => {}
             Err(RecvError::Closed) => break,
         }

@@ -20,7 +20,7 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DialError {
-    /// The URL or a header is not usable, nobody is there, or the handshake failed.
+    /// The URL or a header is not usable, no server is there, or the handshake failed.
     #[error("agent {0}")]
     Connect(#[from] ConnectError),
     /// Nothing answered in time.

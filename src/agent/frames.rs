@@ -117,7 +117,7 @@ pub enum ToAgent {
     },
     /// What becomes of a bridge to a human.
     Bridge {
-        /// `trying`, `ringing`, `earlyMedia`, `answered`, `connected`, `ended`, or why nobody came: `busy`, `noAnswer`,
+        /// `trying`, `ringing`, `earlyMedia`, `answered`, `connected`, `ended`, or why the human did not come: `busy`, `noAnswer`,
         /// `refused`, `cancelled`, `failed`.
         state: &'static str,
         /// The human's call.
@@ -127,7 +127,7 @@ pub enum ToAgent {
         #[serde(flatten)]
         details: BTreeMap<String, serde_json::Value>,
     },
-    /// What was said on a bridged call, where the agent listens. It is no prompt: nobody waits for an answer.
+    /// What was said on a bridged call, where the agent listens. It is no prompt: neither of the two waits for an answer.
     Overheard {
         /// `caller` or `human`.
         speaker: Speaker,
@@ -248,7 +248,7 @@ pub enum FromAgent {
         /// `blind` or `attended`.
         #[serde(default)]
         mode: Option<String>,
-        /// Seconds after which the call comes back where nobody was reached, 1 to 600.
+        /// Seconds after which the call comes back if the destination has not answered, 1 to 600.
         #[serde(default, rename = "timeoutS")]
         timeout_s: Option<u64>,
     },

@@ -184,7 +184,7 @@ impl Conversation {
                     Ok(link) => RelayEnd::Replaced(link),
                     // An agent that attached by itself may leave and come back; the call waits.
                     Err(_) if was_attached => self.serve_builtin(Builtin::Silent).await,
-                    // The caller speaks with a human and misses nobody; the agent is called again when that is over.
+                    // The caller speaks with a human and does not miss the agent, which is called again when that is over.
                     Err(_) if self.relay.handle().info().bridged_with.is_some() => match self.bridge_over().await {
                         Some(end) => end,
                         None => self.serve_configured().await,

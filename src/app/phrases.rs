@@ -118,7 +118,7 @@ mod tests {
     use crate::synth::tone::Tone;
 
     #[tokio::test]
-    async fn greetings_are_there_before_anybody_calls_and_new_ones_after_a_reload() {
+    async fn greetings_are_there_before_the_first_call_and_new_ones_after_a_reload() {
         let mut config = Config::default();
         let agent =
             Agent { greeting: Some("Good day.".into()), apology: "Sorry.".into(), ..Agent::at("builtin:silent") };

@@ -47,7 +47,7 @@ pub(super) enum Written {
 }
 
 impl Place {
-    /// Where `config` says. Asks nobody yet.
+    /// Where `config` says. Asks no server yet.
     pub(super) fn of(config: &Config) -> Result<Self, BatchError> {
         if config.audio.is_empty() {
             fs::create_dir_all(&config.audio_dir).map_err(io(&config.audio_dir))?;
@@ -100,7 +100,7 @@ impl Place {
         }
     }
 
-    /// After a crash; of objects none is dropped, as another gateway's look the same as those that nobody knows.
+    /// After a crash; of objects none is dropped, as another gateway's look the same as those that no job knows.
     pub(super) fn recover(&self, store: &mut Sqlite) -> Result<(), BatchError> {
         let objects = match self {
             Place::Folder(folder) => return recover(store, folder),

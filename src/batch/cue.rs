@@ -1,7 +1,7 @@
 //! What is spoken of a text with markup, in the form in which it is kept until then.
 //!
 //! # Why
-//! Markup is read when a job is handed in: a mistake in it is told to whoever can mend it, and so is what it says. A
+//! Markup is read when a job is handed in: a mistake in it is told to the client, who can mend it, and so is what it says. A
 //! database keeps one text for each utterance; how one is spoken that had markup stands in that text, behind a control
 //! character, which no other has, as these are taken out of texts. So databases are as they were.
 

@@ -175,7 +175,7 @@ mod tests {
     use crate::audio_file::Format;
 
     #[test]
-    fn parked_work_is_opened_by_nobody_until_it_is_resumed() {
+    fn parked_work_is_not_opened_until_it_is_resumed() {
         let folder = tempfile::tempdir().expect("temp dir");
         let jobs = Jobs::new(config(folder.path()), engine());
         let job = jobs.batch().expect("opened").submit(spec(&["Hello."], Format::Wav)).expect("taken");

@@ -164,7 +164,7 @@ pub struct JobSpec {
     pub format: Format,
     /// Name of the API token, empty when there is none.
     pub tenant: String,
-    /// Jobs of a higher one come before others of the same tenant; 0 where nobody says.
+    /// Jobs of a higher one come before others of the same tenant; 0 unless the client says.
     pub priority: i32,
 }
 

@@ -274,7 +274,7 @@ pub enum CallEvent {
         /// How far it is.
         state: BridgeState,
     },
-    /// What was said on a bridged call, where the agent listens. Nobody waits for an answer.
+    /// What was said on a bridged call, where the agent listens. Neither of the two waits for an answer.
     Overheard {
         /// Who said it.
         speaker: Speaker,

@@ -41,7 +41,7 @@ pub struct CallMeta {
     /// Whose rate limits and fairness its speech counts to: the name of the API token; may be empty.
     #[serde(skip)]
     pub tenant: Arc<str>,
-    /// Its span, for whoever does something for it.
+    /// Its span, for what is done for it elsewhere.
     #[serde(skip)]
     pub trace: Option<TraceContext>,
 }
@@ -349,8 +349,8 @@ impl CallHandle {
         self.transfer_within(to, attended, None)
     }
 
-    /// As [`CallHandle::transfer`]; the call comes back after `limit` where nobody was reached by then (`None`: after as long as
-    /// telephones ring).
+    /// As [`CallHandle::transfer`]; the call comes back after `limit` where the destination has not answered by then (`None`:
+    /// after as long as telephones ring).
     ///
     /// # Errors
     /// As there.
@@ -398,7 +398,7 @@ impl CallHandle {
         self.send(Command::Message(text.into()))
     }
 
-    /// As [`CallHandle::send_message`], of what a peer may do without: where there is no data channel, nobody is told.
+    /// As [`CallHandle::send_message`], of what a peer may do without: where there is no data channel, it is not sent.
     ///
     /// # Errors
     /// The call takes no more commands.
@@ -428,7 +428,7 @@ impl CallHandle {
         self.send(Command::Finish(reason))
     }
 
-    /// As [`CallHandle::finish`], and hands `data` over to whoever follows the call: both, or neither.
+    /// As [`CallHandle::finish`], and hands `data` over to those that follow the call: both, or neither.
     ///
     /// # Errors
     /// `data` is too long; the call takes no more commands.
@@ -509,7 +509,7 @@ pub enum Command {
     Await {
         /// How.
         request: PlayRequest,
-        /// Dropped when nobody waits for it any more.
+        /// Dropped when the clip is not waited for any more.
         wanted: oneshot::Sender<std::convert::Infallible>,
         /// Where the answer goes.
         reply: oneshot::Sender<Result<TurnId, SpeakError>>,
@@ -551,7 +551,7 @@ pub enum Command {
     },
     /// Call a human and join them with the peer.
     Bridge(BridgeRequest),
-    /// Nobody is called, for this reason.
+    /// No human is called, for this reason.
     BridgeRefused(String),
     /// How far that call is.
     Bridging {

@@ -149,7 +149,7 @@ impl Calls {
         let (commands, inbox) = mpsc::channel(COMMANDS);
         let (shared, tellers) =
             Shared::new(meta, inner.config.clone(), leg.kind(), leg.format().codec, clock::now(), clock::wall());
-        // Nobody else sets it.
+        // It is set here only.
         leg.trunk().into_iter().for_each(|trunk| drop(shared.trunk.set(trunk.clone())));
         let shared = Arc::new(shared);
         let handle = CallHandle { shared: shared.clone(), commands };

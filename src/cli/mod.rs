@@ -108,7 +108,7 @@ impl Failure {
         Self { code: FAILED, message: error.to_string() }
     }
 
-    /// What came of writing to a file or a pipe. Whoever closes the pipe has had enough: nothing is said, and exit code 0.
+    /// What came of writing to a file or a pipe. A reader that closes the pipe has had enough: nothing is said, and exit code 0.
     pub(crate) fn to_write(error: &std::io::Error) -> Self {
         match error.kind() {
             std::io::ErrorKind::BrokenPipe => Self { code: 0, message: String::new() },
@@ -179,7 +179,7 @@ fn unless_closed(written: std::io::Result<()>) -> Result<(), Failure> {
     }
 }
 
-/// `antiphon ... | head` ends in silence: whoever reads has read enough. The standard library ignores SIGPIPE and
+/// `antiphon ... | head` ends in silence: the reader has read enough. The standard library ignores SIGPIPE and
 /// `println!` panics instead; the signal's default could only be had back by `unsafe`.
 fn end_with_the_reader() {
     let usual = std::panic::take_hook();

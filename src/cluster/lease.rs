@@ -5,9 +5,9 @@
 //! A registrar sends calls to every contact that it has. Two nodes that register the same account would both ring. So one
 //! of them does, as long as it holds the lease; the others wait for its end. Redis counts the lease from when it heard
 //! of it, the holder from before it asked, by its own monotonic clock, and shorter: so it has stopped, and said so to the
-//! registrar, before another can have the lease, whoever is cut off from whom.
+//! registrar, before another can have the lease, whichever is cut off from which.
 //!
-//! Where Redis is gone for all, nobody else could register, and the trunk would fall silent. So a holder that gets no
+//! Where Redis is gone for all, no other node could register, and the trunk would fall silent. So a holder that gets no
 //! answer asks the other nodes; if each of them says that it has none either, the holder goes on for as long as an answer of Redis
 //! would let it. That is safe since a node that was without Redis takes no lease before [`LEASE`] has passed with it.
 
@@ -45,7 +45,7 @@ struct Held {
 }
 
 impl Leases {
-    /// Redis gave the lease of `trunk`, or said again that it is this node's; `None`: it is another's, or nobody's yet. Gives
+    /// Redis gave the lease of `trunk`, or said again that it is this node's; `None`: it is another's, or no node's yet. Gives
     /// whether that is new. `asked`: an instant before the question was sent.
     pub(super) fn answered(&mut self, asked: Instant, trunk: &str, fence: Option<i64>) -> bool {
         let before = self.held.get(trunk).copied();
@@ -69,7 +69,7 @@ impl Leases {
         };
     }
 
-    /// Whether a lease may be taken that nobody has: another node may go on with one for as long as this one was without Redis
+    /// Whether a lease may be taken that no node has: another node may go on with one for as long as this one was without Redis
     /// a moment ago.
     pub(super) fn may_take(&self, now: Instant) -> bool {
         match self.healed {
@@ -130,7 +130,7 @@ mod tests {
         assert!(!leases.holds(asked + USED, "a") && !leases.any(asked + USED));
         // A second until it is noticed, two for the registrar.
         assert!(USED + Duration::from_secs(3) < LEASE);
-        // Nobody else has Redis either: it goes on from then, and does not come back once it has stopped.
+        // No other node has Redis either: it goes on from then, and does not come back once it has stopped.
         leases.alone(asked + Duration::from_secs(2));
         assert!(leases.holds(asked + Duration::from_secs(2) + USED - just, "a"));
         leases.alone(asked + Duration::from_secs(9));

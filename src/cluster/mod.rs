@@ -5,8 +5,8 @@
 //! a node is alone and complete: its own calls go on, new ones are taken, and what it knew of the others is still tried.
 //!
 //! # Why
-//! Redis holds only what every node says anew a second later, so losing it loses nothing. Keys that expire need nobody who
-//! removes them: a node that is killed is gone from the registry after [`view::TTL`], whoever else lives.
+//! Redis holds only what every node says anew a second later, so losing it loses nothing. Keys that expire need not be
+//! removed: a node that is killed is gone from the registry after [`view::TTL`], whichever others live.
 
 mod lease;
 mod pass;
@@ -52,7 +52,7 @@ pub struct Told {
 /// Whose an object is, by its id.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Owner {
-    /// This node's, or nobody's.
+    /// This node's, or no node's.
     Here,
     /// Another node's.
     There(Box<Peer>),

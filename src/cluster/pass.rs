@@ -3,7 +3,7 @@
 //! # Why
 //! The node that a client reached knows who it is, and the owner of a call has to believe that. A signature does not
 //! show the token, is good for one request line to one node, and expires; a header with the token itself would open every
-//! node to whoever reads it once.
+//! node to each that reads it once.
 
 use std::time::Duration;
 

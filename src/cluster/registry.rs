@@ -125,7 +125,7 @@ pub(super) async fn keep(
         let (reached, now) = (said.is_ok(), clock::now());
         nodes.lock().leases.reached(now, reached);
         told(nodes, said.err());
-        if !reached && nodes.lock().leases.any(now) && nobody_reaches_it(nodes).await {
+        if !reached && nodes.lock().leases.any(now) && no_gateway_reaches_it(nodes).await {
             nodes.lock().leases.alone(now);
         }
     }
@@ -173,7 +173,7 @@ struct Registry {
 }
 
 /// Whether every other node that was in the registry says that it cannot use it either. One that does not answer may be able to.
-async fn nobody_reaches_it(nodes: &Nodes) -> bool {
+async fn no_gateway_reaches_it(nodes: &Nodes) -> bool {
     let asked = nodes.others().into_iter().map(|peer| async move {
         let request = nodes.request(&peer, reqwest::Method::GET, "/readyz", None, None).ok()?;
         // One that is full says so by its status, and the rest all the same.

@@ -11,7 +11,7 @@ use crate::node::NodeName;
 /// A node that has not been written for so long is gone from the registry; loads that are older say nothing.
 pub(super) const TTL: Duration = Duration::from_secs(5);
 /// How long the address of a node that is gone is remembered. It may only have lost the registry; and an id of it is
-/// told from one that nobody ever made.
+/// told from one that no gateway ever made.
 const REMEMBERED: Duration = Duration::from_secs(600);
 /// Nodes remembered: more than any cluster has, so that names of machines that come and go fill no memory.
 const MAX_NODES: usize = 1_024;

@@ -1,7 +1,7 @@
 //! A human is called for a caller and joined with them.
 //!
 //! The human's call is an outbound call as any other: the same trunks, rules and limits, and a record of its own. What is
-//! different is that no agent serves it, and that whoever gives the bridge up, or the end of the caller's call, ends it.
+//! different is that no agent serves it, and that giving the bridge up, or the end of the caller's call, ends it.
 
 use std::time::Duration;
 
@@ -86,10 +86,10 @@ pub async fn serve(gateway: Gateway, mut stop: watch::Receiver<bool>) {
             },
             _ = stop.wait_for(|stop| *stop) => return,
         };
-        // A call that is over needs nobody.
+        // A call that is over needs no bridge.
         let Some(call) = gateway.calls.get(&id) else { continue };
         if let Err(error) = gateway.bridge(&call, request, None) {
-            tracing::info!(call = %id, %error, "nobody is called for a call");
+            tracing::info!(call = %id, %error, "a call gets no bridge");
             call.bridge_refused(error.to_string());
         }
     }

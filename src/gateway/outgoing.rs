@@ -238,7 +238,7 @@ impl Gateway {
         let mut live: Option<CallHandle> = None;
         let (early, mut sound) = oneshot::channel();
         let mut waits = true;
-        // Dropped before what follows: it sends CANCEL where nobody has answered.
+        // Dropped before what follows: it sends CANCEL where the call is not answered.
         let answered = {
             let mut dial = pin!(sip.dial_early(request, tell, early));
             loop {

@@ -2,7 +2,7 @@
 //!
 //! # Why
 //! A voice is somebody's: it was enrolled with their consent, for the tenant that did so. Whatever names one (a request, a job, a
-//! frame of an agent) is asked here for whom it does, so that nobody speaks with a voice of another.
+//! frame of an agent) is asked here for whom it does, so that no tenant speaks with a voice of another.
 
 use std::sync::Arc;
 

@@ -77,7 +77,7 @@ impl Room {
         }
     }
 
-    /// Whether a balancer should send requests: there is room, or nobody else has any either.
+    /// Whether a balancer should send requests: there is room, or no other gateway has any either.
     pub fn is_wanted(&self) -> bool {
         let elsewhere = || self.nodes.as_ref().is_some_and(|nodes| !nodes.with_room(clock::now()).is_empty());
         !elsewhere() || self.check().is_ok()

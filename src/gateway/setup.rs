@@ -369,7 +369,7 @@ async fn answer_one(gateway: Gateway, call: IncomingCall) {
             match acknowledged {
                 Ok(()) => {}
                 // Who hangs up knows our answer as well as who acknowledges it (its message may be the first to be looked at): that
-                // was a call, and has a record. Nobody is left for an agent to speak to.
+                // was a call, and has a record. Its caller has gone, so that no agent is started.
                 Err(LegEnd::Remote) => {
                     return match admission.begin(leg) {
                         Ok(call) => admission.leave(&call),

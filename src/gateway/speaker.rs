@@ -229,7 +229,7 @@ impl Speaker {
             let how = How { language, normalise: manner.normalise, lexicon: &manner.lexicon };
             let reading = read_given("", &piece.text, &piece.given, how);
             if reading.spoken.text.trim().is_empty() {
-                // Marks only: nobody here waits for them.
+                // Marks only, which a text without a call has no listener for.
                 self.given.of -= piece.text.chars().count();
                 continue;
             }

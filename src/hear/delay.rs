@@ -204,7 +204,7 @@ pub fn judge(text: &str, language: &str, expect: Option<Expect>) -> Verdict {
 fn number(words: &[String]) -> Verdict {
     let digits: usize = words.iter().map(|word| word.chars().filter(char::is_ascii_digit).count()).sum();
     let said = words.iter().filter(|word| DIGITS.contains(&word.as_str())).count();
-    // Nobody but the caller knows how long it is.
+    // Only the caller knows how long it is.
     if digits + said == 0 { Verdict::Open } else { Verdict::Unfinished }
 }
 

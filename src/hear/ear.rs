@@ -429,7 +429,7 @@ impl Ear {
                 metrics::histogram!("antiphon_recognizer_seconds", "kind" => kind).record(took);
                 self.machine.recognised(self.pulse.now(), id, words);
             }
-            // Given up: nobody waits.
+            // Given up: the result is not waited for.
             Ok(None) => {}
             Err(trouble) => {
                 if trouble != Trouble::Busy {

@@ -97,7 +97,7 @@ pub struct Request {
     pub language: Option<String>,
     /// Somebody waits for it; else it may be refused when there is other work.
     pub urgent: bool,
-    /// Set when nobody wants the answer any more.
+    /// Set when the answer is not wanted any more.
     pub stop: Stop,
 }
 
@@ -105,7 +105,7 @@ pub struct Request {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Trouble {
-    /// There is other work, and nobody waits for this.
+    /// There is other work, and this is not waited for.
     #[error("other work comes first")]
     Busy,
     /// Too much waits already.

@@ -67,7 +67,7 @@ pub enum Action {
         /// Somebody waits for it; else it may be left out when there is other work.
         urgent: bool,
     },
-    /// Nobody waits for the answer to this request any more.
+    /// The answer to this request is not waited for any more.
     Cancel {
         /// Which.
         id: u64,
@@ -98,7 +98,7 @@ pub enum Action {
 /// Recognised words.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Words {
-    /// The text; empty where nobody spoke.
+    /// The text; empty where there was no speech.
     pub text: String,
     /// BCP 47 or ISO 639; empty where it is not known.
     pub language: String,

@@ -194,7 +194,7 @@ fn a_long_turn_is_recognised_in_parts_that_stay() {
 }
 
 #[test]
-fn somebody_who_never_pauses_gets_an_end_at_the_upper_limit() {
+fn a_caller_who_never_pauses_gets_an_end_at_the_upper_limit() {
     let mut caller = Caller::new(Source::Asked);
     caller.speak(60_400);
     caller.answer("on and on");

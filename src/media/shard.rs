@@ -21,7 +21,7 @@ const INBOX: usize = 256;
 
 /// How often a thread shows that it runs.
 const BEAT: Duration = Duration::from_millis(500);
-/// One that has not shown it for so long stands still: nobody on it has heard anything for longer than any jitter buffer holds.
+/// One that has not shown it for so long stands still: its callers have heard nothing for longer than any jitter buffer holds.
 const STILL: Duration = Duration::from_secs(5);
 
 type Start = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = ()>>> + Send>;

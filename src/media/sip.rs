@@ -76,7 +76,7 @@ pub struct SipLeg {
     /// The handshake that brings it, where the descriptions did not.
     secure: Option<Secure>,
     identity: Identity,
-    /// The peer's ACK is here, or ours has left; nobody was told yet, where media has no keys.
+    /// The peer's ACK is here, or ours has left; the call was not told yet, where media has no keys.
     acknowledged: Option<bool>,
     ssrc: u32,
     /// Where packets were agreed on that are not as long as frames.

@@ -2,7 +2,7 @@
 //!
 //! A [`Link`] owns one connection, made when it is first needed and made anew when it was lost, and a thread for its socket.
 //! It knows nothing of what is asked over it but the tables ([`Setup`]), which it brings up to date. Each part has a link of
-//! its own; whoever owns the link owns the state behind it.
+//! its own; the owner of the link owns the state of the session, too.
 //!
 //! # Why
 //! - **Calls that block.** Jobs and records have each a thread of their own that blocks, as with SQLite. `tokio-postgres`
@@ -220,7 +220,7 @@ impl Link {
             let (target, setup, health) = (self.target.clone(), self.setup.clone(), self.health.clone());
             if let Some(runtime) = &self.runtime {
                 runtime.spawn(async move {
-                    // overflow: it has room for the one answer; nobody waits any more where it is closed
+                    // overflow: it has room for the one answer; where it is closed, the asker has gone
                     let _ = done.try_send(connect(&target, &setup, &health).await);
                 });
             }

@@ -109,7 +109,7 @@ impl Stereo {
     pub(super) fn create(path: &Path, format: Format, key: Option<&Key>) -> io::Result<Self> {
         let mut options = File::options();
         options.write(true).create_new(true);
-        // What was said is nobody else's business.
+        // Other users of the machine may not read what was said.
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
         let file = BufWriter::new(options.open(path)?);

@@ -370,7 +370,7 @@ fn described(dir: &Path, id: &str) -> PathBuf {
     dir.join(format!("{id}.json"))
 }
 
-/// Whether nobody writes to a recording any more. Every second something is written, a pause included.
+/// Whether a recording is no longer written to. Every second something is written, a pause included.
 fn is_abandoned(file: &Path) -> bool {
     let now = SystemTime::UNIX_EPOCH + clock::wall();
     let written = std::fs::metadata(file).and_then(|file| file.modified());

@@ -112,7 +112,7 @@ impl Entry {
         }
     }
 
-    /// The same, ended when it was last written because nobody works on it any more.
+    /// The same, ended when it was last written, because its gateway is gone.
     pub(super) fn stopped(mut self) -> Self {
         let mut body: Value = serde_json::from_str(&self.body).unwrap_or_default();
         if let Some(body) = body.as_object_mut() {

@@ -9,7 +9,7 @@
 //!   is over stays as it is; speech that was counted carries a number of its gateway, and a number is added once.
 //! - **Rows are locked in one order** (records by name, then usage by day and tenant), so that no two gateways wait for each
 //!   other.
-//! - **Nobody is taken for dead in the first moments of a connection**: where the database was away for all, all leases have
+//! - **No gateway is taken for dead in the first moments of a connection**: where the database was away for all, all leases have
 //!   ended, and each gateway needs a moment to say that it lives.
 
 use std::collections::{BTreeMap, HashMap};
@@ -231,7 +231,7 @@ impl Postgres {
         self.run(async |client| {
             let query = "DELETE FROM antiphon.record WHERE ended_ms < $1 AND hook_ms IS NULL";
             client.execute(query, &[&before]).await?;
-            // Of gateways whose spooled lines nobody will bring any more.
+            // Of gateways that will not come back to bring their spooled lines.
             let query = "DELETE FROM antiphon.record_counted WHERE at < clock_timestamp() - interval '1 year'";
             client.execute(query, &[]).await?;
             Ok(())

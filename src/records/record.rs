@@ -70,7 +70,7 @@ pub(super) struct Identity {
     asserted: Option<String>,
     diverted_from: Option<String>,
     verstat: Option<String>,
-    /// A claim that nobody here has verified.
+    /// A claim that this gateway has not verified.
     attestation: Option<String>,
 }
 
@@ -94,7 +94,7 @@ impl Identity {
 pub(super) struct Bridge {
     /// The other call; `None`: none was placed.
     pub(super) call: Option<String>,
-    /// `connected`, `ended`, or why nobody came.
+    /// `connected`, `ended`, or why the human did not come.
     pub(super) state: &'static str,
     /// What the agent did meanwhile, at last.
     pub(super) mode: Option<BridgeMode>,

@@ -26,7 +26,7 @@ pub(super) enum Line {
     Speech(Counted),
 }
 
-/// The file. Nobody else writes to it while a gateway runs.
+/// The file. No other process writes to it while a gateway runs.
 #[derive(Debug)]
 pub(super) struct Spool {
     path: PathBuf,

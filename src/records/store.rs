@@ -138,7 +138,7 @@ impl Store {
     /// Brings the tables to this version.
     fn change(db: &mut Connection) -> rusqlite::Result<()> {
         let transaction = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-        // Another process may have done it meanwhile: from here on nobody else writes.
+        // Another process may have done it meanwhile: from here on no other process writes.
         match Self::version(&transaction)? {
             0 => transaction.execute_batch(&[SCHEMA, usage::SCHEMA].concat())?,
             1 => transaction.execute_batch(usage::SCHEMA)?,

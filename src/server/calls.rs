@@ -364,7 +364,7 @@ pub(super) struct Transfer {
     to: String,
     #[serde(default)]
     mode: TransferMode,
-    /// Seconds after which the call comes back where nobody was reached.
+    /// Seconds after which the call comes back if the destination has not answered.
     #[serde(rename = "timeoutS")]
     timeout_s: Option<u64>,
 }

@@ -159,7 +159,7 @@ fn same_origin(origin: &str, host: &str) -> bool {
 /// 401: it says so, and is not believed.
 fn passed_on(policies: &Policies, request: &mut Request) -> Result<bool, ApiError> {
     let Some(said) = request.headers_mut().remove(cluster::HEADER) else { return Ok(false) };
-    // Alone, nobody can say so.
+    // A gateway alone has no other that could say so.
     let Some(nodes) = &policies.nodes else { return Ok(false) };
     let line = request.uri().path_and_query().map_or("/", |path| path.as_str());
     match nodes.verify(said.to_str().unwrap_or_default(), request.method().as_str(), line) {

@@ -4,7 +4,7 @@
 //! # Why
 //! A client knows an id and one address. Ids of a gateway that is alone name no process, so whatever names a call or session
 //! that is not known here goes to the other, as it came: both have one configuration, and that one judges tokens anew. What came
-//! so is answered where it is, so that an id that nobody knows does not go to and fro.
+//! so is answered where it is, so that an id that no gateway knows does not go to and fro.
 //!
 //! The gateway before asks the one after, too: clients, balancers and other nodes keep connections to it, and ask there for
 //! calls that the one after has taken. Closing those connections would lose the requests on their way. So each request is
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_asks_is_said_by_the_other_gateway_and_by_nobody_else() {
+    fn who_asks_is_said_by_the_other_gateway_and_by_no_client() {
         let mut headers = HeaderMap::new();
         assert!(!peer(&mut headers).ip().is_loopback(), "a stranger");
         headers.insert(PEER, HeaderValue::from_static("127.0.0.1:9"));

@@ -75,7 +75,7 @@ impl State {
         (self.open, self.moved) = (self.open + 1, now);
     }
 
-    /// A request is over; `answered`: nobody took it back.
+    /// A request is over; `answered`: its client did not take it back.
     fn end(&mut self, now: Instant, answered: bool) {
         (self.open, self.moved) = (self.open.saturating_sub(1), now);
         self.taken_back = if answered { self.taken_back.saturating_sub(1) } else { self.taken_back + 1 };

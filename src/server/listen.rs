@@ -270,7 +270,7 @@ async fn speak_http2<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
             true => tokio::time::sleep(SPARE_TIMEOUT).await,
             false => match streams.over().await {
                 http2::Over::Idle => {}
-                // What is open is dropped with the connection: nobody waits for it.
+                // What is open is dropped with the connection: its client no longer waits for it.
                 http2::Over::Abused => return Some("too many requests were taken back"),
             },
         }

@@ -41,7 +41,7 @@ async fn download(
         Ok(Err(error)) => return Err(refused(&error, &id)),
         Err(_) => return Err(broken("reading the recording failed")),
     };
-    // Whose it is nobody else learns.
+    // No other client learns whose it is.
     if !caller.sees(&description.tenant) {
         return Err(ApiError::not_found("recording", &id));
     }
@@ -68,7 +68,7 @@ async fn download(
                 chunk.truncate(read);
                 Some((Ok(chunk), file))
             }
-            // The connection breaks off, so that nobody takes a part for the whole.
+            // The connection breaks off, so that a client does not take a part for the whole.
             Err(error) => Some((Err(error), file)),
         }
     });

@@ -25,7 +25,7 @@ use crate::turn::Markup;
 
 /// Largest message: the longest text in four-byte characters, and the frame around it.
 const MAX_FRAME: usize = 4 * MAX_INPUT_CHARS + 1_024;
-/// Nobody writes on for so long: a sentence that looks finished is.
+/// The writer adds nothing for so long: a sentence that looks finished is.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Upgrades and serves one session.
@@ -79,7 +79,7 @@ struct Turn {
     writer: AudioWriter,
     complete: bool,
     characters: usize,
-    /// When a finished sentence is spoken, though nobody has written on.
+    /// When a finished sentence is spoken although the writer has added nothing.
     settles: Option<Instant>,
 }
 

@@ -6,10 +6,10 @@
 //!
 //! # Why
 //! *A nonce is bound to the Call-ID and the source*, so that credentials seen on the wire are of no use for another
-//! call or from elsewhere while the nonce lives, and nobody's guesses count against another.
+//! call or from elsewhere while the nonce lives, and no caller's guesses count against another.
 //!
 //! *MD5 is the default*: it is what telephones and exchanges speak, and many of them fail where several algorithms are
-//! offered. Whoever knows their telephones names better ones in `[sip] digest`.
+//! offered. An operator who knows the telephones names better ones in `[sip] digest`.
 //!
 //! *Guesses are few*: after ten wrong ones a minute nothing of a source is evaluated, right or wrong.
 

@@ -65,7 +65,7 @@ pub struct SipConfig {
     pub media_timeout_s: u64,
     /// Seconds an outbound call may ring.
     pub ring_timeout_s: u64,
-    /// Seconds after which a session that nobody has refreshed is over, as we ask for it (RFC 4028); 0: we ask for none.
+    /// Seconds after which a session that was not refreshed is over, as we ask for it (RFC 4028); 0: we ask for none.
     pub session_expires_s: u64,
     /// Whether calls may go out.
     pub outbound: Outbound,
@@ -198,7 +198,7 @@ pub struct TrunkConfig {
     pub username: Option<String>,
     /// Password for digest.
     pub password: Option<Secret>,
-    /// Realm whose challenges the password answers; absent: any that the trunk asks for. Nobody else is answered.
+    /// Realm whose challenges the password answers; absent: any that the trunk asks for. No other realm is answered.
     pub realm: Option<String>,
     /// Whether to register, so that calls to our number reach us.
     #[serde(default)]

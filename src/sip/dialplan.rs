@@ -4,11 +4,11 @@
 //! API, transfers by an agent, and REFER.
 //!
 //! # Why
-//! *Nothing may be called that is not allowed.* Calls cost money, and whoever can name a destination (a leaked token,
+//! *Nothing may be called that is not allowed.* Calls cost money, and a stranger who can name a destination (a leaked token,
 //! a talked-over agent) names expensive ones. So calls leave through a trunk and to its `prefixes` only, and
 //! a trunk is chosen by its prefixes: being the first in the file makes none the default.
 //!
-//! *A gateway on loopback may call loopback* without a trunk: that is a test bench, and nobody else is reached.
+//! *A gateway on loopback may call loopback* without a trunk: that is a test bench, and no other machine is reached.
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 

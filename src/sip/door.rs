@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn forged_sources_fill_no_memory_and_shut_nobody_out() {
+    fn forged_sources_fill_no_memory_and_shut_no_caller_out() {
         let (now, door) = (crate::clock::now(), door(""));
         for n in 0..100_000_u32 {
             assert!(door.lets_in(now, IpAddr::from(n.to_be_bytes())));

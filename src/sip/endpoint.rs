@@ -177,7 +177,7 @@ impl Endpoint {
                 outbound::dial(&shared, request, &|said: Provisional| progress(said.status())).await
             })
         });
-        // Nobody else sets it.
+        // It is set here only.
         shared.calls.dialer.set(dialer).ok();
         let requests = stack.incoming_transactions().map_err(stack_error)?;
         let dispatching = Vital { shared: shared.clone(), task: "dispatch" };
@@ -314,7 +314,7 @@ impl Endpoint {
     }
 }
 
-/// Held by a task that must live as long as the endpoint: whoever drops it earlier, by ending or by a panic, breaks it.
+/// Held by a task that must live as long as the endpoint: a task that drops it earlier, by ending or by a panic, breaks it.
 struct Vital {
     shared: Arc<Shared>,
     task: &'static str,
@@ -322,7 +322,7 @@ struct Vital {
 
 impl Drop for Vital {
     fn drop(&mut self) {
-        // A runtime that goes down drops its tasks, too; then nobody asks any more.
+        // A runtime that goes down drops its tasks, too; then nothing asks any more.
         if !self.shared.life.closed.is_cancelled() && !self.shared.life.stop.is_cancelled() {
             tracing::error!(task = self.task, "a task of the SIP endpoint has ended");
             self.shared.life.broken.store(true, Ordering::Relaxed);
@@ -453,7 +453,7 @@ impl Listeners {
     }
 }
 
-/// Looks whether the stack still reads from its socket. It does so in a task of its own, whose end it tells nobody.
+/// Looks whether the stack still reads from its socket. It does so in a task of its own, whose end it does not tell.
 async fn watch_socket(shared: Arc<Shared>, socket: Weak<ScreenedUdp>) {
     let mut before = false;
     loop {

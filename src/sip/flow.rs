@@ -29,7 +29,7 @@ use super::{
 
 /// Time for an answer to what keeps a flow open (RFC 5626 section 4.4.1).
 const PONG: Duration = Duration::from_secs(10);
-/// Time for a connection to be closed that nobody may read from.
+/// Time for a connection to be closed whose peer may not read.
 const CLOSING: Duration = Duration::from_secs(1);
 /// A flow that lasted so long was not closed by habit.
 const STEADY: Duration = Duration::from_secs(30);
@@ -54,7 +54,7 @@ impl Losses {
     }
 }
 
-/// Whether silence means that nobody is there: to who has answered before, only.
+/// Whether silence means that the peer is gone: to who has answered before, only.
 #[derive(Debug, Default)]
 struct Pongs {
     answers: bool,
@@ -91,7 +91,7 @@ pub(super) async fn lost(shared: &Shared, config: &TrunkConfig, at: Option<&SipA
     }
 }
 
-/// Asks every `keep_alive_s` and returns when nobody answers any more, where that is to be `judged`.
+/// Asks every `keep_alive_s` and returns when there is no answer any more, where that is to be `judged`.
 async fn kept(shared: &Shared, config: &TrunkConfig, at: Option<&SipAddr>, judged: bool) -> &'static str {
     let every = Duration::from_secs(config.keep_alive_s);
     let mut pongs = Pongs::default();
@@ -107,7 +107,7 @@ async fn kept(shared: &Shared, config: &TrunkConfig, at: Option<&SipAddr>, judge
             Err(_) => false,
         };
         if pongs.are_over(answered) && judged {
-            return "nobody answers on its connection";
+            return "there is no answer on its connection";
         }
     }
     pending().await

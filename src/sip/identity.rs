@@ -7,7 +7,7 @@
 //! # Why
 //! What is found is handed to the agent among the call's headers, under names that begin with [`OURS`]; a caller's headers
 //! of such names are dropped, so that they can be relied on. An identity that somebody outside our trunks asserts
-//! is dropped, too: RFC 3325 section 5 wants that of whoever is not trusted.
+//! is dropped, too: RFC 3325 section 5 wants that of peers that are not trusted.
 
 use std::collections::BTreeMap;
 

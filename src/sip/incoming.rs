@@ -138,8 +138,8 @@ fn owned(headers: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 impl Rejection {
-    pub(super) fn nobody_answers() -> Rejection {
-        Rejection { status: 480, reason: "nobody answers".to_owned(), retry_after: None }
+    pub(super) fn not_answered() -> Rejection {
+        Rejection { status: 480, reason: "the call was not answered".to_owned(), retry_after: None }
     }
 
     pub(super) fn for_now(retry_after: Duration, reason: &str) -> Rejection {

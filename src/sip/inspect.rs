@@ -46,7 +46,7 @@ impl MessageInspector for Inspector {
 
 impl Inspector {
     /// Leaves what may be answered. The password of a trunk goes to its addresses and its realm only: a digest of it is
-    /// enough to guess it at leisure, and whoever passes a challenge on could call in our name.
+    /// enough to guess it at leisure, and a host that passes a challenge on could call in our name.
     fn on_challenge(&self, response: &mut Response, from: IpAddr) {
         // Requests that bring credentials of ours are addressed to the trunk's host.
         let to = response.to_header().ok().and_then(|to| to.typed().ok());
@@ -59,7 +59,7 @@ impl Inspector {
             Challenger::Foreign => false,
         };
         if !answered {
-            tracing::warn!(%from, to = %to.uri, "somebody else than the trunk asked for its password; it was not answered");
+            tracing::warn!(%from, to = %to.uri, "a host other than the trunk asked for its password; it was not answered");
             response.status_code = StatusCode::Forbidden;
         }
     }

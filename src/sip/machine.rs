@@ -154,7 +154,7 @@ impl Machine {
     /// A deadline has passed. An attempt that waited for it begins with the next [`Machine::poll`].
     pub(super) fn handle_timeout(&mut self, now: Instant) {
         if matches!(self.transfer, Transfer::Taken(until) if until <= now) {
-            self.transferred(Err("nobody was reached in time".to_owned()));
+            self.transferred(Err("the destination did not answer in time".to_owned()));
         }
         match self.timer.as_mut().and_then(|timer| Some((timer.due(now)?, timer))) {
             Some((Due::Expired, _)) => self.end(LegEnd::Lost, "session expired"),

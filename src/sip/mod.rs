@@ -164,8 +164,8 @@ pub enum DialError {
         /// Reason phrase.
         reason: String,
     },
-    /// Nobody answered in `ring_timeout_s`.
-    #[error("nobody answered")]
+    /// The called side did not answer in `ring_timeout_s`.
+    #[error("the called side did not answer")]
     NoAnswer,
     /// As many calls as `[sip] max_calls` are up.
     #[error("as many calls as [sip] max_calls allows are up")]

@@ -136,7 +136,7 @@ impl Carriers {
 /// Who asks for credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Challenger {
-    /// Nobody that we have any for.
+    /// None that we have one for.
     Unknown,
     /// Somebody else than the trunk that the request was for: it gets none.
     Foreign,

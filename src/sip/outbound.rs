@@ -125,7 +125,7 @@ struct Media {
     signals: mpsc::Sender<Signal>,
     /// Who wants the leg before the answer.
     early: Option<oneshot::Sender<SipLeg>>,
-    /// An early leg that nobody has taken.
+    /// An early leg that no call has taken.
     untaken: Option<SipLeg>,
 }
 

@@ -24,7 +24,7 @@ const MAX_PARKED: usize = 64;
 /// Where they wait. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Parked {
-    /// Domain of the stubs: random, so that nobody else names it.
+    /// Domain of the stubs: random, so that no peer names it.
     domain: Arc<str>,
     messages: Arc<Mutex<Waiting>>,
 }

@@ -2,7 +2,7 @@
 //! party that we are sent to; where that does not answer, nothing has changed.
 //!
 //! # Why
-//! *Refused unless the configuration says otherwise* (603): whoever may send us anywhere spends our money. What is allowed
+//! *Refused unless the configuration says otherwise* (603): a peer that may send us anywhere spends our money. What is allowed
 //! then is what `POST /v1/calls` is allowed: the same dial plan, prefixes and quotas.
 //!
 //! *The call goes on until the new one is answered.* Who sends a blind REFER may hang up at once; the new call is

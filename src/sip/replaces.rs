@@ -1,8 +1,8 @@
 //! Calls that take the place of others (RFC 3891): how a telephone or an exchange completes an attended transfer to an agent
 //! of ours. It has spoken with the agent, and has somebody else's INVITE name that call.
 //!
-//! The agent stays on its call, and goes over to the new one when that is answered; the old one ends. Whoever names a call
-//! knows its Call-ID and both tags, which nobody learns but its parties; that alone is not enough, see [`Party`](super::up::Party).
+//! The agent stays on its call, and goes over to the new one when that is answered; the old one ends. A peer that names a call
+//! knows its Call-ID and both tags, which only its parties learn; that alone is not enough, see [`Party`](super::up::Party).
 
 use std::time::Duration;
 

@@ -19,9 +19,9 @@ pub trait NameSource: LookupSource {
     /// The NAPTR records of a domain, in any order.
     ///
     /// # Errors
-    /// There are none, or nobody answers.
+    /// There are none, or no name server answers.
     async fn lookup_naptr(&self, name: &str) -> Result<Vec<Naptr>, String> {
-        Err(format!("nobody is asked for NAPTR of {name}"))
+        Err(format!("no name server is asked for NAPTR of {name}"))
     }
 }
 

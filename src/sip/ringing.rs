@@ -139,7 +139,7 @@ impl Ringing {
                     }),
                     None => {}
                 },
-                // RFC 3262 section 3: a description that nobody has acknowledged yet may still be repeated.
+                // RFC 3262 section 3: a description that is not acknowledged yet may still be repeated.
                 () = self.shared.reliable.settled(&tag), if answering.is_some() => {
                     drop(entered);
                     let Some((extra, reply)) = answering else { return self.forget() };
@@ -147,7 +147,7 @@ impl Ringing {
                 }
                 control = asked(&mut self.sound) => match control {
                     None | Some(Control::HangUp | Control::Lost) => {
-                        return self.reject(Rejection::nobody_answers());
+                        return self.reject(Rejection::not_answered());
                     }
                     // overflow: drops: as a leg that reads nothing
                     // Who is not connected yet takes no digits.
@@ -190,22 +190,22 @@ impl Ringing {
                     }
                     Some(Command::Answer(_, reply)) if self.sound.is_none() => {
                         reply.send(Err(SipError::NotAcceptable("nothing was heard of the call".to_owned()))).ok();
-                        return self.reject(Rejection::nobody_answers());
+                        return self.reject(Rejection::not_answered());
                     }
                     Some(Command::Answer(extra, reply)) => answering = Some((extra, reply)),
                     Some(Command::Accept(headers, reply)) => {
                         let (signals, Some(receiver)) = signals else {
                             let why = "its leg is there already".to_owned();
                             reply.send(Err(SipError::NotAcceptable(why))).ok();
-                            return self.reject(Rejection::nobody_answers());
+                            return self.reject(Rejection::not_answered());
                         };
                         drop(entered);
                         return self.accept(headers, reply, (signals, receiver)).await;
                     }
                     Some(Command::Reject(rejection)) => return self.reject(rejection),
-                    None => return self.reject(Rejection::nobody_answers()),
+                    None => return self.reject(Rejection::not_answered()),
                 },
-                () = &mut limit => return self.reject(Rejection::nobody_answers()),
+                () = &mut limit => return self.reject(Rejection::not_answered()),
             }
         }
     }
@@ -355,7 +355,7 @@ impl Ringing {
         let timer = timer.map(|timer| timer.restarted(clock::now()));
         let (sender, controls) = mpsc::channel(CONTROLS);
         let leg = Session::leg(&shared, ports, agreed, peer, (receiver, sender), None);
-        // A leg that nobody takes is dropped here, and the session then hangs up.
+        // A leg that no call takes is dropped here, and the session then hangs up.
         reply.send(leg.map_err(SipError::NoPort)).ok();
         let lease = None;
         let session =

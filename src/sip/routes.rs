@@ -231,7 +231,7 @@ mod tests {
             ["TLS 192.0.2.1:5061", "TLS 192.0.2.2:5071", "TLS 192.0.2.3:5071", "UDP 192.0.2.1:5060"]
         );
         assert_eq!(found(zone(), "sip:x@h.example:5090", auto).await, ["UDP 192.0.2.9:5090"], "a port says it");
-        // A trunk whose transport is written down asks nobody for it.
+        // A trunk whose transport is written down asks no name server for it.
         assert_eq!(
             found(zone(), "sip:x@h.example;transport=tls", config::Transport::Tls).await,
             ["TLS 192.0.2.2:5081", "TLS 192.0.2.3:5081"]

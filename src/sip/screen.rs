@@ -13,7 +13,7 @@
 //! - a `Content-Length` that is no number counts as 0, one that is too large is cut to what is there, and
 //!   on a stream a huge one overflows an addition;
 //! - mandatory headers are looked at only when they are needed, so a message without them makes a
-//!   transaction that nobody can answer;
+//!   transaction that cannot be answered;
 //! - it reads neither all the white space that RFC 3261 section 7.3.1 allows nor requests without a From tag, as
 //!   RFC 2543 had them. What it cannot read is written anew ([`tidy`](super::tidy)) before it is refused.
 
@@ -132,7 +132,7 @@ pub(super) fn screen(bytes: &[u8], from: SocketAddr, agent: &str) -> Verdict {
         None => return Verdict::Ignore("no end of header section"),
     };
     let section = &bytes[..head];
-    // Whoever takes one for the end of a line reads other headers than we do.
+    // A peer that takes one for the end of a line reads other headers than we do.
     if has_bare_break(section, false) {
         return Verdict::Ignore("bare CR or LF");
     }

@@ -14,7 +14,7 @@ const COOKIE: [u8; 4] = [0x21, 0x12, 0xa4, 0x42];
 const HEADER: usize = 20;
 
 /// What a binding request is answered with: where it came from. `None`: it is none, or one whose lengths contradict each
-/// other. The answer is at most a few octets longer, so that nobody gains by having it sent to somebody else.
+/// other. The answer is at most a few octets longer, so that a forged source gains nothing.
 pub(super) fn answer(datagram: &[u8], from: SocketAddr) -> Option<Vec<u8>> {
     let length = u16::from_be_bytes([*datagram.get(2)?, *datagram.get(3)?]);
     if datagram.get(..2)? != [0, 1] || datagram.get(4..8)? != COOKIE {

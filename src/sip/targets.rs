@@ -123,7 +123,7 @@ impl Targets {
         target.up.filter(|up| before != Some(*up))
     }
 
-    /// Whether a call has a host to go to that answers; `None`: nobody asks them, or none is known yet.
+    /// Whether a call has a host to go to that answers; `None`: they are not asked, or none is known yet.
     pub(super) fn is_up(&self) -> Option<bool> {
         let health = self.hosts.iter().map(|target| target.up);
         match self.checked {

@@ -1,7 +1,7 @@
 //! Requests that are valid and that the stack cannot read, written so that it can.
 //!
 //! # Why
-//! RFC 3261 allows white space in places where nobody writes any but a test, and folded lines; RFC 2543, which old
+//! RFC 3261 allows white space in places where only tests write any, and folded lines; RFC 2543, which old
 //! gateways still speak, had neither tags in From nor Contacts in every INVITE. The stack needs the latter two to know
 //! a transaction and to answer in its dialog, so that they are made up, the same for the same call: the tag is taken out
 //! of answers again ([`hide`]), and the Contact is where the request came from.

@@ -1,4 +1,4 @@
-//! Session timers (RFC 4028): who refreshes a dialog when, and when one that nobody refreshes is over.
+//! Session timers (RFC 4028): who refreshes a dialog when, and when one that is not refreshed is over.
 //!
 //! Owns the numbers of one dialog; sends nothing. We ask for a timer where `session_expires_s` says so: media that stops
 //! is noticed without one, but not that of a call on hold. We take part in whatever the peer or a proxy between us asks
@@ -50,7 +50,7 @@ pub(super) struct SessionTimer {
 pub(super) enum Due {
     /// Our refresh.
     Refresh,
-    /// Nobody has refreshed the session: it is over.
+    /// Neither side has refreshed the session: it is over.
     Expired,
 }
 
@@ -91,7 +91,7 @@ impl SessionTimer {
         if seconds == 0 {
             return None;
         }
-        // Left out by mistake, it is ours: refreshing without need harms nobody.
+        // Left out by mistake, it is ours: refreshing without need does no harm.
         Some(Self::new(seconds, refresher != Some(Role::Uas), now))
     }
 

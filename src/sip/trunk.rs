@@ -219,7 +219,7 @@ async fn register(
     expires: u32,
 ) -> Result<u32, String> {
     let server = registrar(config).map_err(|e| e.to_string())?;
-    // Nobody is looked for to say good-bye to.
+    // No other address is looked up to sign off at.
     let mut found: VecDeque<SipAddr> = match expires {
         0 => at.iter().cloned().collect(),
         _ => shared.trunks.routes.of(&server, config.transport, clock::now()).await.into(),

@@ -36,7 +36,7 @@ impl Party {
 #[derive(Clone, Debug)]
 pub(super) struct Answered {
     party: Party,
-    /// To its leg. Weak: a leg learns from the end of this channel that nobody signals for it any more.
+    /// To its leg. Weak: a leg learns from the end of this channel that its session is gone.
     signals: mpsc::WeakSender<Signal>,
 }
 

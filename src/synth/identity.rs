@@ -91,7 +91,7 @@ fn build() -> &'static str {
 }
 
 /// Reads `networks` and the small files in `dir` (two folders deep, without `voices`) on a thread of its own: gigabytes,
-/// which nobody waits for. The result is a SHA-256 of them all, told once.
+/// which nothing waits for. The result is a SHA-256 of them all, told once.
 pub fn read_model(dir: &Path, networks: Vec<PathBuf>) -> Arc<OnceLock<String>> {
     let told = Arc::new(OnceLock::new());
     let (dir, tell) = (dir.to_path_buf(), told.clone());

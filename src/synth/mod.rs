@@ -195,7 +195,7 @@ pub trait Synthesizer: Send {
 /// Voices that are all named where one is not found; of more, the nearest.
 const FEW: usize = 8;
 
-/// What of `known`, names with commas between and perhaps a hint behind a semicolon, whoever wrote `name` may have meant.
+/// What of `known`, names with commas between and perhaps a hint behind a semicolon, the writer of `name` may have meant.
 fn nearest(name: &str, known: &str) -> String {
     let (names, hint) = known.split_once("; ").unwrap_or((known, ""));
     let all: Vec<&str> = names.split(", ").collect();

@@ -1,6 +1,6 @@
 //! Who goes first on a device that a voice shares: its first audio.
 //!
-//! The device's thread says whether a listener in silence is waiting, or one who is about to hear a gap; whoever else
+//! The device's thread says whether a listener in silence is waiting, or one who is about to hear a gap; what else
 //! computes on the device asks before each of its steps.
 
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_waits_where_nothing_is_urgent_and_nobody_for_ever() {
+    fn no_work_waits_where_nothing_is_urgent_and_none_for_ever() {
         let precedence = Arc::new(Precedence::default());
         let far = clock::now() + Duration::from_secs(3_600);
         precedence.give_way(far);

@@ -148,7 +148,7 @@ impl Library {
         Self { elsewhere: Some(elsewhere), ..self }
     }
 
-    /// What the voice of this name is; `None`: it is a file of nobody's. This machine's own come first.
+    /// What the voice of this name is; `None`: there is no such file. This machine's own come first.
     pub fn content(&self, name: &str) -> Option<String> {
         if let Some((_, content)) = parts(name) {
             return Some(content.to_owned());

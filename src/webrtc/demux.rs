@@ -88,7 +88,7 @@ struct Question {
     at: Instant,
 }
 
-/// What to do about a datagram from an address that nobody has proved.
+/// What to do about a datagram from an address that is not proved.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Stranger<'a, T> {
     /// Nothing.
@@ -256,7 +256,7 @@ impl<T> Demux<T> {
     /// Remembers the SSRC of a session's sound.
     fn learn(&mut self, key: Key, datagram: &[u8]) {
         let Some(ssrc) = ssrc(datagram) else { return };
-        // The first to send it keeps it: nobody takes that of a live call by naming it.
+        // The first to send it keeps it: no stranger takes that of a live call by naming it.
         if self.sources.contains_key(&ssrc) {
             return;
         }

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_moves_while_the_present_address_is_heard() {
+    fn the_present_address_stays_while_it_is_heard() {
         let now = clock::now();
         let mut path = path(now);
         path.prove(now, address(2));

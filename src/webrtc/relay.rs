@@ -154,7 +154,7 @@ async fn over_udp(
     let Some((server, first)) = queue.recv().await else { return Ok(()) };
     let any = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind(SocketAddr::new(any, 0)).await?;
-    // Nobody else is listened to.
+    // What other addresses send is not read.
     socket.connect(server).await?;
     socket.send(&first).await?;
     let mut buffer = vec![0; LONGEST];
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn messages_pass_over_tls_to_whom_the_certificate_names_and_to_nobody_else() {
+    async fn messages_pass_over_tls_to_whom_the_certificate_names_and_to_no_other() {
         let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
         let own = rcgen::generate_simple_self_signed(["relay.example".to_owned()]).expect("a certificate");
         let mut roots = rustls::RootCertStore::empty();

@@ -95,7 +95,7 @@ async fn rest(events: &mut mpsc::Receiver<SpeechEvent>, mut pcm: Vec<f32>) -> (V
 }
 
 #[tokio::test]
-async fn a_text_that_waits_holds_nobody_up_and_is_spoken_as_it_would_be_alone() {
+async fn a_text_that_waits_holds_no_other_up_and_is_spoken_as_it_would_be_alone() {
     let engine = engine(4).await;
     let text = streamed(7);
     let mut events = submit(&engine, &text);

@@ -341,7 +341,7 @@ async fn a_browser_is_its_own_agent_on_the_data_channel() {
 
 /// What a built-in agent has told a page is not told again when another agent takes over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_page_is_told_of_each_turn_once_whoever_is_its_agent() {
+async fn a_page_is_told_of_each_turn_once_whichever_agent_it_has() {
     let rig = Rig::start().await;
     let mut call = rig.browser("client").await;
     assert!(call.status_becomes(PATIENCE, |status| status.channel).await, "the channel opens");

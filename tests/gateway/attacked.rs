@@ -43,7 +43,7 @@ async fn guessed_and_replayed_credentials_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn destinations_that_nobody_may_call_are_not_dialled() {
+async fn forbidden_destinations_are_not_dialled() {
     withstands(Row::Toll, 1.0, 1).await;
 }
 

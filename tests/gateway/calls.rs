@@ -182,7 +182,7 @@ async fn a_drain_lets_the_turn_end_and_refuses_new_calls() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gateway_that_is_going_down_has_nobody_pick_up_in_vain() {
+async fn a_gateway_that_is_going_down_has_no_human_pick_up_in_vain() {
     let rig = Rig::start().await;
     rig.app.gateway().calls.drain(Duration::ZERO).await;
     let mut telephone = Raw::new(rig.sip_udp(), "in-vain").await;

@@ -11,7 +11,7 @@ use super::program::{Serve, until};
 use super::support::{PATIENCE, Rig};
 
 #[tokio::test]
-async fn a_log_that_nobody_reads_any_more_stops_nothing() {
+async fn a_log_without_a_reader_stops_nothing() {
     let (folder, state) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
     // A reader that goes away at once.
     let mut reader = Command::new("true").stdin(Stdio::piped()).spawn().expect("true runs");

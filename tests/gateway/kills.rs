@@ -175,7 +175,7 @@ async fn whatever_is_killed_nothing_that_was_accepted_is_lost_or_done_twice() {
 
     let (mut killed, mut slowest) = (std::collections::BTreeMap::<&str, u32>::new(), Duration::ZERO);
     for round in 0..kills {
-        // The first ones of each kind, and then by chance.
+        // The first ones of each kind, and then at random.
         let victim = if round < 3 { [0, 3, 4][round as usize] } else { random.random_range(0..5) };
         let (at, caller) = (random.random_range(0..NODES.len()), random.random_range(0..NODES.len()));
         let wait = Duration::from_millis(random.random_range(0..400));

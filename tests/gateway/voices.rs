@@ -62,7 +62,7 @@ async fn is_heard(rig: &Rig, voice: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_recording_becomes_a_voice_on_live_calls_and_nobody_else_notices() {
+async fn a_recording_becomes_a_voice_on_live_calls_and_other_callers_notice_nothing() {
     let model = tempfile::tempdir().expect("a folder");
     write_model(model.path(), FITTING);
     let voices = tempfile::tempdir().expect("a folder");

@@ -76,7 +76,7 @@ fn a_text_is_the_same_alone_and_in_company_and_one_that_is_given_up_harms_no_oth
 }
 
 #[test]
-fn sizes_that_the_kernels_do_not_run_are_refused_and_wrong_words_harm_nobody() {
+fn sizes_that_the_kernels_do_not_run_are_refused_and_wrong_words_harm_no_call() {
     let Some(_device) = device() else { return };
     let place = Place::open(0, &hardware()).expect("a device");
     let mut sizes = TINY;

@@ -86,7 +86,7 @@ fn speculation_saves_the_time_of_the_agent_and_of_the_engine() {
 }
 
 #[test]
-fn the_engine_is_told_that_nobody_listens_yet() {
+fn the_engine_is_told_that_the_caller_does_not_listen_yet() {
     let (world, _) = exchange(true);
     let notes = world.engine.notes();
     let at = |wanted: StreamState| notes.iter().position(|note| *note == wanted).expect("told");

@@ -72,7 +72,7 @@ impl Flood {
             while back.sent < due {
                 let turn = back.sent as usize % self.sockets.len();
                 let (datagram, target) = make(turn);
-                // What the system has no room for is sent by nobody: the rate is what it takes.
+                // What the system has no room for is not sent: the rate is what it takes.
                 let _ = self.sockets[turn].try_send_to(&datagram, target);
                 back.sent += 1;
             }

@@ -73,7 +73,7 @@ impl Noise {
         bytes
     }
 
-    /// An RTP packet of a stream that nobody knows: sound, or every other time the digit 5.
+    /// An RTP packet of an unknown stream: sound, or every other time the digit 5.
     pub(super) fn rtp(&mut self) -> Vec<u8> {
         self.made += 1;
         let digit = self.made.is_multiple_of(2);
@@ -89,7 +89,7 @@ impl Noise {
     }
 }
 
-/// G.711 at an address that nobody has.
+/// G.711 at an address that no call has.
 pub(super) const DESCRIPTION: &str = "v=0\r\no=- 1 1 IN IP4 192.0.2.1\r\ns=-\r\nc=IN IP4 192.0.2.1\r\nt=0 0\r\n\
     m=audio 4000 RTP/AVP 0\r\n";
 

@@ -20,7 +20,7 @@ pub enum Row {
     Rtp,
     /// Guessed passwords, 1,000 a second; replays; a trunk that asks for the password of another realm.
     Digest,
-    /// Destinations that nobody may call.
+    /// Destinations that no caller may reach.
     Toll,
     /// Thousands of connections that say next to nothing.
     Slow,

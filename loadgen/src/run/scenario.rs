@@ -571,7 +571,7 @@ first_audio_p95_s = 0.5
     }
 
     #[test]
-    fn callers_who_speak_need_recordings_and_interrupt_nobody() {
+    fn callers_who_speak_need_recordings_and_do_not_interrupt() {
         let spoken = GOOD
             .replace("[arrivals]", "via = \"speech\"\n\n[arrivals]")
             .replace("[turns]", "[turns]\nsays = [\"../tests/data/speech-8k.wav\"]");

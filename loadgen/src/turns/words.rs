@@ -13,7 +13,7 @@ pub struct Errors {
     pub substituted: usize,
     /// Words that are missing.
     pub deleted: usize,
-    /// Words that nobody said.
+    /// Words that were not said.
     pub inserted: usize,
 }
 

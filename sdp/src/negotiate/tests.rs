@@ -333,7 +333,7 @@ fn telephones_shake_hands_without_ice_in_either_role() {
         assert_eq!(agreed.remote_rtp, Some("198.51.100.7:4000".parse().expect("address")));
         let answer = answer.to_string();
         assert!(answer.contains(&format!("a=setup:{ours}\r\n")) && !answer.contains("ice"), "{answer}");
-        // Whoever asks again, the association and its roles stay.
+        // Whichever side asks again, the association and its roles stay.
         let (_, again) = n.answer(&offer(&text.replace(setup, "actpass"))).expect("fits");
         assert_eq!(again.dtls.expect("DTLS").client, client, "{setup}");
     }

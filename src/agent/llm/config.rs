@@ -76,7 +76,7 @@ pub struct Llm {
     #[serde(default = "default_usage")]
     pub usage: bool,
     /// Ask when the caller has probably finished, and make the answer, which leaves when that is certain. A caller who goes
-    /// on costs a request whose answer nobody hears.
+    /// on costs a request whose answer is not heard.
     #[serde(default = "default_speculate")]
     pub speculate: bool,
     /// What a million tokens cost, for `antiphon_llm_cost_micros_total`.

@@ -317,7 +317,7 @@ impl Dialogue {
         }
         match &self.phase {
             Phase::Settling { .. } if !self.history.is_sounding() => self.ask(now),
-            // Nobody can speak it, so that its rest need not be written.
+            // It cannot be spoken, so that its rest need not be written.
             Phase::Asking(asking) if asking.turn == *turn && *how != TurnHow::Done && asking.finished.is_none() => {
                 self.cancel("interrupted");
                 self.phase = Phase::Listening;
@@ -379,7 +379,7 @@ impl Dialogue {
         let Phase::Asking(asking) = &self.phase else { return };
         let (said, turn) = (asking.said, asking.turn.clone());
         if self.is_speculating() {
-            // Nobody waits for it yet: it is asked again when the caller's turn has ended.
+            // The caller does not wait for it yet: it is asked again when the caller's turn has ended.
             return self.abandon(true, failure.label());
         }
         tracing::warn!(agent = self.name, attempt = self.attempt, %failure, "the model gave no answer");
@@ -413,7 +413,7 @@ impl Dialogue {
         }
     }
 
-    /// Ends the request under way because nobody wants its answer any more.
+    /// Ends the request under way, whose answer is not wanted any more.
     fn cancel(&mut self, outcome: &'static str) {
         if self.is_speculating() {
             // The call has told that it holds nothing of it. The end of the caller's turn asks again.

@@ -117,7 +117,7 @@ impl History {
         self.entries.iter().any(|entry| matches!(entry, Entry::Answer(answer) if answer.turn == *turn))
     }
 
-    /// Nobody will say any more what was heard of answers that sound: they count as not heard.
+    /// What was heard of answers that sound will not be told any more: they count as not heard.
     pub fn give_up(&mut self) {
         for entry in &mut self.entries {
             if let Entry::Answer(answer) = entry

@@ -110,7 +110,7 @@ pub(in crate::batch) struct Objects(Arc<Inner>);
 
 struct Inner {
     store: Arc<Remote>,
-    /// There until this is dropped, which may be where nobody may wait for it to end.
+    /// There until this is dropped, which may be where its end cannot be waited for.
     runtime: Option<Runtime>,
 }
 
@@ -155,7 +155,7 @@ impl Objects {
     where
         F: Future<Output = Result<T, String>> + Send + 'static,
     {
-        // One answer: sending never waits. Nobody may want it any more.
+        // One answer: sending never waits. It may not be wanted any more.
         let (answer, asked) = sync_channel(1);
         if let Some(runtime) = &self.0.runtime {
             let work = work(self.0.store.clone());
@@ -180,7 +180,7 @@ impl Objects {
             let permit = store.permits.acquire().await;
             let done = store.put(&key, bytes.into(), false).await;
             drop(permit);
-            // Nobody listens any more where the gateway stops.
+            // The receiver is gone where the gateway stops.
             let _ = answer.send((number, done)).await;
             Ok(())
         });

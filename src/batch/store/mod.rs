@@ -1,9 +1,9 @@
 //! Where jobs are kept: in a file of this gateway ([`Sqlite`]), or in a PostgreSQL that gateways share ([`Postgres`]).
 //!
 //! # Why
-//! Several gateways on one database need what one alone does not. Whoever works on an utterance holds a *lease*, which ends
+//! Several gateways on one database need what one alone does not. A gateway that works on an utterance holds a *lease*, which ends
 //! where its holder says nothing for a while, and a *fence*, a number that grows with each lease of that utterance. The
-//! fence decides: an utterance is marked as finished by the one who holds the latest lease, and by nobody else, so that
+//! fence decides: an utterance is marked as finished by the one who holds the latest lease, and by no other, so that
 //! one that was taken for dead and is not changes nothing. In the file of one gateway every fence is 0 and no lease ends.
 
 pub(super) mod postgres;
@@ -58,7 +58,7 @@ pub(super) struct Made {
 pub(super) enum Finish {
     /// It counts, with so many characters; 0: it was marked before.
     Counted(u64),
-    /// Its job is over, or somebody else has a later lease: what was made is nobody's.
+    /// Its job is over, or somebody else has a later lease: what was made is not wanted.
     Void,
 }
 
@@ -145,7 +145,7 @@ pub(super) trait Store: Send {
     /// Takes a job on, unless a limit forbids it.
     fn insert(&mut self, job: &NewJob<'_>) -> Result<(), BatchError>;
 
-    /// The first utterance of a tenant's jobs, by priority and age, that nobody works on, and a lease of it. `busy`: on
+    /// The first utterance of a tenant's jobs, by priority and age, that no gateway works on, and a lease of it. `busy`: on
     /// which this gateway works or has worked. `voices`: those that it is to be for, beside the default one; `None`: any.
     fn claim(&mut self, tenant: &str, busy: &[&PartId], voices: Option<&[String]>) -> Result<Option<Work>, BatchError>;
 

@@ -286,7 +286,7 @@ impl Store for Postgres {
         let (seq, item, part, now) = (id.seq, id.item as i32, id.part as i32, now.as_millis() as i64);
         self.run(async |client| {
             let transaction = client.transaction().await?;
-            // The job first: whoever changes both locks them in this order.
+            // The job first: what changes both locks them in this order.
             let query = "SELECT FROM antiphon.batch_job WHERE seq = $1 FOR UPDATE";
             if transaction.query_opt(query, &[&seq]).await?.is_none() {
                 return Ok(Finish::Void);
@@ -516,7 +516,7 @@ impl Store for Postgres {
     }
 }
 
-/// PostgreSQL keeps no zero bytes, which nobody can hear either.
+/// PostgreSQL keeps no zero bytes, which are not spoken either.
 fn clean(text: &str) -> String {
     text.replace('\0', "")
 }

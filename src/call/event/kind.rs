@@ -22,7 +22,7 @@ pub enum EventKind {
     Answered,
     /// The called side is busy.
     Busy,
-    /// Nobody answered in time.
+    /// The call was not answered in time.
     NoAnswer,
     /// The called side or a trunk refused.
     Refused,

@@ -101,7 +101,7 @@ impl Quiet {
         self.trailing.saturating_sub(ending.samples())
     }
 
-    /// Samples that the voice made and nobody hears, all of them before the first that is heard.
+    /// Samples that the voice made and that are not heard, all of them before the first that is heard.
     pub(super) fn left_out(&self) -> u64 {
         self.left_out
     }

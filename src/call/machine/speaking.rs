@@ -163,7 +163,7 @@ impl Speaking {
     /// Hands the next utterances to the engine.
     pub(super) fn submit(&mut self, now: Instant) {
         let submitted = self.synthesis.submit(now, &mut self.queue);
-        // Nobody listens to it yet: the engine makes it when it has nothing more urgent to do. Told behind every
+        // The caller does not hear it yet: the engine makes it when it has nothing more urgent to do. Told behind every
         // submission, as the engine knows a stream only while it has work.
         if submitted && self.queue.front().is_some_and(|turn| turn.held) {
             self.synthesis.note(StreamState::Held);

@@ -15,7 +15,7 @@ pub(super) enum Standing {
     Waits,
     /// The caller had finished: it is an answer like any other.
     Stands,
-    /// The caller went on: nobody wants it.
+    /// The caller went on: it is not wanted.
     Stale,
 }
 

@@ -60,7 +60,7 @@ struct Step {
     output: String,
     ints: HashMap<&'static str, Vec<i64>>,
     epsilon: f32,
-    /// Results that nobody needs behind it.
+    /// Results that no later node needs.
     spent: Vec<String>,
 }
 

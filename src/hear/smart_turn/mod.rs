@@ -144,7 +144,7 @@ impl SmartTurn {
     }
 }
 
-/// The next job; `None`: nobody asks any more.
+/// The next job; `None`: there are no more askers.
 fn next(jobs: &Mutex<Receiver<Job>>) -> Option<Job> {
     // A panic while it was held left the channel whole.
     jobs.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()

@@ -24,7 +24,7 @@ use crate::hear::turn::Streamed;
 const CHUNK: usize = 4;
 /// The most sound that is kept: longer than any stretch without final words.
 const KEPT: usize = 1_500;
-/// Sound that is kept while nobody speaks: what comes before the onset belongs to the turn.
+/// Sound that is kept while the caller is silent: what comes before the onset belongs to the turn.
 const LEAD: usize = 30;
 /// How long sound is sent behind the last voice: what services need to find the end of a sentence.
 const LINGER: Duration = Duration::from_millis(1_200);

@@ -55,7 +55,7 @@ impl Default for Options {
 /// What was said.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Transcript {
-    /// All of it, without white space around it; empty where nobody spoke.
+    /// All of it, without white space around it; empty where there was no speech.
     pub text: String,
     /// ISO 639 code, given or found.
     pub language: String,
@@ -63,7 +63,7 @@ pub struct Transcript {
     pub segments: Vec<Segment>,
     /// Geometric mean probability of the tokens, 0 to 1.
     pub confidence: f32,
-    /// Probability that nobody spoke, 0 to 1.
+    /// Probability that there was no speech, 0 to 1.
     pub no_speech: f32,
     /// The last reason for which text was dropped.
     pub suppressed: Option<Suppressed>,
@@ -204,7 +204,7 @@ impl Whisper {
             };
             let limits = &options.limits;
             let unlikely = draft.probability < limits.log_probability;
-            // Where nobody speaks every text is unlikely: another try would only find another one.
+            // Where there is no speech every text is unlikely: another try would only find another one.
             let silent = unlikely && opening.no_speech > limits.no_speech;
             let again = (unlikely || repeats(&draft, limits)) && !silent;
             last = Some(draft);
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_dropped_where_nobody_speaks_or_it_repeats_itself() {
+    fn a_text_is_dropped_where_there_is_no_speech_or_it_repeats_itself() {
         let limits = Limits::default();
         assert_eq!(doubt(&draft("Thank you.", -1.2, false), 0.9, &limits), Some(Suppressed::NoSpeech));
         assert_eq!(doubt(&draft("Thank you.", -0.3, false), 0.9, &limits), None, "a likely text was said");

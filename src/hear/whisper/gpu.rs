@@ -90,7 +90,7 @@ impl Whisper {
     }
 }
 
-/// Who runs the steps of what sits there; on its own device nobody goes before it.
+/// Who runs the steps of what sits there; on its own device nothing goes before it.
 pub(super) fn steps(seat: Seat, own: Option<Own>) -> std::io::Result<Steps> {
     let precedence = if own.is_some() { None } else { Some(seat.precedence().clone()) };
     let generation = seat.generation();

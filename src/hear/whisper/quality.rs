@@ -5,7 +5,7 @@ use std::io::Write;
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
 
-/// Tokens of a loop before it counts as one: nobody repeats a phrase for so long, but "no, no, no" is speech.
+/// Tokens of a loop before it counts as one: no speaker repeats a phrase for so long, but "no, no, no" is speech.
 const LOOP: usize = 32;
 /// The longest phrase that is looked for.
 const PHRASE: usize = 16;
@@ -30,7 +30,7 @@ impl Default for Limits {
 /// Why a text was dropped. Closed: also a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Suppressed {
-    /// Nobody spoke.
+    /// There was no speech.
     NoSpeech,
     /// It repeats itself.
     Repetition,

@@ -1,4 +1,4 @@
-//! Recognitions that nobody said anything for: what they cost a GPU, and a voice that speaks on it.
+//! Recognitions of no caller's speech: what they cost a GPU, and a voice that speaks on it.
 //!
 //! Weights are random, in the sizes of `openai/whisper-tiny.en`. Random text does not end by itself, so its length is given;
 //! everything else is as in a recognition: a window, then a token at a time, each chosen among all.
@@ -146,7 +146,7 @@ mod tests {
             let at = due(start, number, 40.0).duration_since(start).as_secs_f64() * 40.0;
             assert!((number as f64..=number as f64 + 1.0).contains(&at), "{number}: {at}");
         }
-        // Nobody loads them: they fail as fast as they come.
+        // They are not loaded, and fail as fast as they come.
         let (done, report) = beside(seat(), 1e6, || {
             let until = clock::now() + Duration::from_secs(60);
             while clock::now() < until && recognise(&steps(seat(), None).expect("a thread")).is_ok() {}

@@ -176,7 +176,7 @@ impl Drop for Steps {
         self.shared.lock().closed = true;
         self.shared.work.notify_all();
         if let Some(thread) = self.thread.take() {
-            // A panic in it was reported when it happened, and nobody asks any more.
+            // A panic in it was reported when it happened, and there are no more requests.
             let _ = thread.join();
         }
     }
@@ -291,7 +291,7 @@ impl Server {
         let mut queue = self.shared.lock();
         loop {
             if queue.closed {
-                // Who still waits is told by its channel that nobody answers.
+                // Requests that still wait learn of it as their channels close.
                 queue.begins.clear();
                 queue.writes.clear();
                 return false;
@@ -445,7 +445,7 @@ impl Server {
 
 /// Whether somebody took the answer.
 fn answer<T>(reply: &Reply<T>, result: Result<T, HearError>) -> bool {
-    // overflow: one answer in a channel of one; an error means that nobody waits.
+    // overflow: one answer in a channel of one; an error means that the request was given up.
     reply.try_send(result).is_ok()
 }
 

@@ -1,4 +1,4 @@
-//! A flag that ends work which nobody waits for any more.
+//! A flag that ends work whose result is not wanted any more.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

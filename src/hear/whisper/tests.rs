@@ -55,7 +55,7 @@ fn sound_longer_than_a_window_is_heard_to_its_end() {
 }
 
 #[test]
-fn a_recognition_that_nobody_waits_for_stops_and_a_language_it_does_not_know_is_refused() {
+fn a_recognition_that_is_given_up_stops_and_a_language_it_does_not_know_is_refused() {
     let stop = Stop::default();
     stop.set();
     assert_eq!(whisper().transcribe(&sound(), &Options::default(), &stop).expect("runs"), None);

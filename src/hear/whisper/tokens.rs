@@ -19,7 +19,7 @@ pub(super) struct Tokens {
     pub(super) end: u32,
     /// Says that the text has no timestamps. Those follow it in the vocabulary.
     pub(super) no_timestamps: u32,
-    /// Its probability in the place of the first token is that nobody speaks.
+    /// Its probability in the place of the first token is that there is no speech.
     pub(super) no_speech: u32,
     /// Of models of many languages: that the text is to be in the language that is spoken.
     pub(super) transcribe: Option<u32>,

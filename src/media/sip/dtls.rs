@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_anybody_change_nothing() {
+    fn bytes_of_a_stranger_change_nothing() {
         let (here, there) = (Identity::new().expect("made"), Identity::new().expect("made"));
         let mut server = Association::new(&there, &agreed(false, &here)).expect("made");
         for junk in [&[][..], &[22], &[22, 254, 253, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 7], &[20; 200], &[23; 64]] {

@@ -1,6 +1,6 @@
 //! Where the peer's media really comes from: symmetric RTP that is learned once.
 //!
-//! Peers behind NAT write an address into their SDP that nobody can reach, so media goes back to where it
+//! Peers behind NAT write an address into their SDP that cannot be reached, so media goes back to where it
 //! comes from (RFC 7362 section 5). A stranger must not be able to take a call over with that, nor a caller to have
 //! media sent to somebody who has nothing to do with the call.
 //!

@@ -24,7 +24,7 @@ impl SipLeg {
             self.malformed(from);
             return;
         };
-        // Without protection only the host that the media is with may report, and of it whoever was first.
+        // Without protection only the host that the media is with may report, and of it the first address that did.
         let proven = protected;
         let known = self.rtcp_source.is_none_or(|source| source == from) && self.latch.may_come_from(from.ip());
         if !proven && !known {

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn abort_ends_the_task_and_whoever_waits_for_it_learns() {
+    async fn abort_ends_the_task_and_those_that_wait_for_it_learn() {
         let driver = Driver::default();
         driver.start(Box::pin(std::future::pending()));
         driver.abort();

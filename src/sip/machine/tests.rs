@@ -300,7 +300,7 @@ fn a_transfer_is_told_step_by_step_and_ends_the_call_when_it_is_done() {
     world.drain();
     assert_eq!(
         world.told[0][world.told[0].len() - 2..],
-        ["consultation ended", "TransferEnded(Err(\"nobody was reached in time\"))"]
+        ["consultation ended", "TransferEnded(Err(\"the destination did not answer in time\"))"]
     );
     // The agent may want the call back earlier.
     let limit = Duration::from_secs(20);

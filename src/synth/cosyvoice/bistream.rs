@@ -207,7 +207,7 @@ impl Bistream {
         }
     }
 
-    /// Takes the next id, whoever drew it. Returns it where it is a speech token.
+    /// Takes the next id, wherever it was sampled. Returns it where it is a speech token.
     fn take(&mut self, id: u32) -> Result<Option<u32>, SynthError> {
         let (fill, eos) = (self.codebook + FILL, self.codebook + EOS);
         let finishing = self.state == State::Finishing;

@@ -37,7 +37,7 @@ impl Inner {
         let content = library.content(&name)?;
         let devices = self.devices();
         let mut ready = devices.values().filter(|device| device.is_ready());
-        // Where nobody speaks with files there is no use for one.
+        // Where no voice speaks with files there is no use for one.
         let wanted = ready.clone().any(|device| device.kind() == Some(WITH_FILES));
         if library.has(&name, &content) || !wanted || ready.any(|device| device.has_copy(&content)) {
             return None;
@@ -48,7 +48,7 @@ impl Inner {
         let (stream, inner, library) = (utterance.stream, self.clone(), library.clone());
         let fetched = async move {
             let fetched = tokio::time::timeout(FETCHED, library.fetch(&name, &content)).await;
-            match fetched.unwrap_or_else(|_| Err("nobody gives it in time".to_owned())) {
+            match fetched.unwrap_or_else(|_| Err("no machine gives it in time".to_owned())) {
                 Ok(()) => {
                     tracing::info!(voice = name, content, "a voice was fetched from another machine");
                     inner.refresh_voices().await;

@@ -3,7 +3,7 @@
 //! Lies between who wants an utterance spoken and the devices, so that calls, requests and batch jobs all have it. A
 //! phrase that is kept goes to its sink at once and in one piece, with the times of its words; how fast it is played is
 //! the listener's, as with any audio that was made ahead. It may be there before an earlier utterance of its stream has
-//! been made: whoever speaks several tells them apart by their ids.
+//! been made: a speaker of several tells them apart by their ids.
 //!
 //! # Why
 //! - **The key is everything that decides the samples** ([`Identity`]): text as it is said, voice and model by content,

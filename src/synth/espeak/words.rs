@@ -7,7 +7,7 @@
 //!
 //! # Why
 //! - **Three amplitudes, not two**: a word that makes no sound (a dash) is noticed, and the count goes on behind it.
-//! - **Beside, and at the lowest priority**: nobody waits for it. One utterance at a time; when more wait than
+//! - **Beside, and at the lowest priority**: no speech waits for it. One utterance at a time; when more wait than
 //!   [`WAITING`], the next is not looked at, and its words are estimated as those of other voices are.
 //! - **Only for who asks**: a call that may be interrupted, not a file that is made.
 
@@ -91,7 +91,7 @@ fn work(program: &Path, inbox: &Receiver<Task>, stop: &AtomicBool) {
         if stop.load(Ordering::Acquire) {
             return;
         }
-        // Cancelled, or nobody is left who would read it.
+        // Cancelled, or its reader is gone.
         if task.token.is_stale() || !task.words.is_wanted() {
             continue;
         }
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_told_and_nobody_else_is() {
+    fn a_call_is_told_and_no_other_is() {
         let Ok(mut voice) = Espeak::new(Config::default()) else {
             return antiphon_skip::skip("espeak", "espeak-ng is not installed");
         };

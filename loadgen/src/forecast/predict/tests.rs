@@ -164,7 +164,7 @@ fn memory_runs_out_where_it_has_room_for_fewer_than_are_admitted() {
 }
 
 #[test]
-fn calls_by_chance_crowd_and_so_fewer_are_borne() {
+fn calls_in_open_loop_crowd_and_so_fewer_are_borne() {
     let closed = bound(&report("closed", &[4, 8, 16, 48, 49], FAR), "cpu");
     let open = bound(&report("open", &[4, 8, 16, 48, 49], FAR), "cpu");
     let most = closed as u64;
@@ -206,7 +206,7 @@ fn a_full_device_holds_no_turn_longer_that_waits_for_its_listener() {
 }
 
 #[test]
-fn turns_wait_for_the_device_where_they_come_by_chance() {
+fn turns_wait_for_the_device_where_they_come_in_open_loop() {
     let with = |mode: &str, sustained: f64, limit: f64| {
         let mut report = report(mode, &[4, 8, 16, 48, 49], FAR);
         report.devices = json!([{ "state": "ready" }]);

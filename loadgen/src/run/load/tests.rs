@@ -28,7 +28,7 @@ fn poisson_arrivals_have_their_rate_and_its_variance() {
 }
 
 #[test]
-fn counted_arrivals_are_as_many_as_told_and_come_by_chance() {
+fn counted_arrivals_are_as_many_as_told_and_poisson() {
     let at = arrivals(&Arrivals::Counted(10_000), 2_000);
     assert_eq!(at.len(), 10_000);
     let early = at.iter().filter(|t| **t < 500.0).count() as f64;

@@ -480,7 +480,7 @@ fn nothing_is_guessed_while_something_sounds_or_where_it_is_off() {
 }
 
 #[test]
-fn a_guess_runs_no_tools_and_its_failure_is_told_to_nobody() {
+fn a_guess_runs_no_tools_and_its_failure_is_not_told() {
     use crate::hear::Phase::EagerEndOfTurn;
     let mut world = World::new(|llm| llm.tools = vec![Tool::Builtin(Builtin::SendDigits)]);
     world.event(&heard(EagerEndOfTurn, "Press one", 1));

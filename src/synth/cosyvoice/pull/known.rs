@@ -1,4 +1,4 @@
-//! Checkpoints whose content is known beforehand: a hub, or whoever stands between it and us, cannot put others in their place.
+//! Checkpoints whose content is known beforehand: a hub, or a machine between it and us, cannot put others in their place.
 //!
 //! Revision and hashes are facts about the published files, as several projects that pin them have them, too.
 

@@ -18,7 +18,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
                 Some((name, content)) => self.voices.get(content).map(|known| (name, known)),
                 None => self.voices.get_key_value(name).map(|(name, known)| (name.as_str(), known)),
             },
-            // A copy is nobody's default.
+            // A copy is no default voice.
             None => self.own_voices().next(),
         };
         found.ok_or_else(|| match name {

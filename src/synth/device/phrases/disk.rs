@@ -80,7 +80,7 @@ impl Keeper {
         Self { dir, limit, shared, files: HashMap::new(), bytes: 0, waiting: Vec::new(), told: false }
     }
 
-    /// The body of the thread, until nobody has orders any more.
+    /// The body of the thread, until there are no more orders.
     pub(super) fn run(mut self, inbox: &Receiver<Order>) {
         self.scan();
         loop {

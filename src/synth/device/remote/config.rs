@@ -45,7 +45,7 @@ pub struct Tls {
     pub cert: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-    /// The authority that vouches for every machine, and for nobody else.
+    /// The authority that vouches for every machine of the site, and for no other.
     pub ca: PathBuf,
 }
 
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_needs_a_name_an_address_and_a_token_that_nobody_guesses() {
+    fn a_node_needs_a_name_an_address_and_a_token_that_cannot_be_guessed() {
         let read = |text: &str| toml::from_str::<Cluster>(text).expect("readable").validate();
         let whole =
             "redis = 'redis://127.0.0.1'\nnode = 'a'\nadvertise = 'http://10.0.0.1:8080'\ntoken = '0123456789abcdef'";

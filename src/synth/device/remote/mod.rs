@@ -1,7 +1,7 @@
 //! Synthesis on another machine: a gateway without a GPU speaks through workers that have one.
 //!
 //! A worker ([`serve`]) is an [`crate::synth::device::Engine`] behind a socket; many gateways share its scheduler, which
-//! knows one kind of deadline whoever asks. To a gateway a worker is one more device ([`link`]): placement, refusals,
+//! knows one kind of deadline, whichever gateway asks. To a gateway a worker is one more device ([`link`]): placement, refusals,
 //! cancelling and usage are the same.
 //!
 //! ```text
@@ -17,7 +17,7 @@
 //! - **The worker decides, the gateway guesses**: `submit` must answer at once, so a link refuses by the load that the
 //!   worker told last ([`wire::STATUS`]) and passes a later refusal on as the utterance's end.
 //! - **Credit instead of a queue**: a worker sends at most [`wire::CREDIT`] pieces of an utterance that the gateway has
-//!   not handed on, so that a slow reader of a file delays that file and nobody's call.
+//!   not handed on, so that a slow reader of a file delays that file and no call.
 //! - **Text crosses as it is written, and words come back**: pieces of a text that somebody still writes are sent to voices that
 //!   take them so, one by one, for the same pieces make the same audio; when words sound is told before the audio that they
 //!   are in, and behind the end by voices that find them later.

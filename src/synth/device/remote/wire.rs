@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_frame_that_comes_in_bits_is_whole_although_nobody_waited_for_all_of_it() {
+    async fn a_frame_that_comes_in_bits_is_whole_although_its_reader_did_not_wait_for_all_of_it() {
         use futures_util::FutureExt;
         let pcm = vec![0.25; 5_000];
         let bytes = [audio(3, &pcm), message(&ToGateway::End { id: 3, how: How::Done })].concat();

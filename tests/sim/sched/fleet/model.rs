@@ -3,7 +3,7 @@
 //! The scheduler plans some 500 steps for each second of a device, too many for a day of 200 devices. So a device of the
 //! fleet is a table. The real scheduler speaks Poisson arrivals at rising rates on the recorded costs; each turn is filed
 //! under the state that it found: turns that had not sounded yet, turns that still had work, and how many came of late. In the fleet a turn that
-//! finds a device in that state is given the fate of one of them by chance: refused, or when it sounds, how long it has
+//! finds a device in that state is given the fate of one of them at random: refused, or when it sounds, how long it has
 //! work, and how long it is heard. Tails are therefore those of the scheduler and of no fitted curve.
 //!
 //! The state at arrival does not say all; `a_device_is_as_late_as_the_scheduler` holds the table against the

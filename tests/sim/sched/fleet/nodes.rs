@@ -31,7 +31,7 @@ const MINUTE: f64 = 60.0;
 /// Where calls and their turns go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Policy {
-    /// Node and device by chance.
+    /// Node and device at random.
     Random,
     /// Nodes in turn; devices of a node in turn.
     RoundRobin,
@@ -443,7 +443,7 @@ impl Fleet<'_> {
         if !self.nodes[chosen].up || self.room(chosen) > 0.0 {
             return Some(chosen);
         }
-        // Full: 302 to the one with the most room by the registry; else 503, and the balancer tries another by chance.
+        // Full: 302 to the one with the most room by the registry; else 503, and the balancer tries another at random.
         let other = if matches!(self.scene.policy, Policy::Ours | Policy::MostRoom) {
             let free = nodes.iter().copied().filter(|node| *node != chosen && self.nodes[*node].told > 0.0);
             free.max_by(|a, b| self.nodes[*a].told.total_cmp(&self.nodes[*b].told))

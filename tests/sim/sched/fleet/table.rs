@@ -118,12 +118,12 @@ fn a_device_is_as_late_as_the_scheduler(model: &Model) {
     assert!((soon.0 - soon.1).abs() <= 0.5, "{soon:?} % in time");
 }
 
-fn devices_are_loaded_more_alike_than_by_chance(model: &Model) {
+fn devices_are_loaded_more_alike_than_at_random(model: &Model) {
     let rate = 4.0 * 4.0 * 60.0;
     let constant = |_: f64| rate;
     let with = |policy: Policy| run(&Scene { policy, ..steady(&constant, 4, 4, 30.0) }, model);
     let (ours, random) = (with(Policy::Ours), with(Policy::Random));
-    println!("busiest device: {:.3} of the mean, by chance {:.3}", ours.unevenness(), random.unevenness());
+    println!("busiest device: {:.3} of the mean, at random {:.3}", ours.unevenness(), random.unevenness());
     assert!(ours.unevenness() < random.unevenness() && ours.in_time() >= WANTED, "{}", ours.in_time());
     let again = with(Policy::Ours);
     assert_eq!((again.turns, again.late, again.cut), (ours.turns, ours.late, ours.cut), "a function of its seed");
@@ -166,7 +166,7 @@ fn an_update_of_every_node_in_turn_is_not_heard(model: &Model) {
 fn a_fleet_in_small() {
     let model = &Model::of(&Costs::named("h200"), &FEW_RATES, 6.0);
     a_device_is_as_late_as_the_scheduler(model);
-    devices_are_loaded_more_alike_than_by_chance(model);
+    devices_are_loaded_more_alike_than_at_random(model);
     a_loss_is_borne_by_spare_nodes_only(model);
     an_update_of_every_node_in_turn_is_not_heard(model);
 }

@@ -65,7 +65,7 @@ pub(super) async fn run(link: Arc<Link>, mut orders: mpsc::Receiver<Order>) {
     }
 }
 
-/// Takes the orders while there is no worker, so that nobody waits for room among them; returns when the link is to
+/// Takes the orders while there is no worker, so that no call waits for room among them; returns when the link is to
 /// stop. Cancel safe.
 async fn without_worker(link: &Arc<Link>, orders: &mut mpsc::Receiver<Order>) {
     loop {
@@ -235,7 +235,7 @@ fn obey(link: &Link, order: Order, open: &mut HashMap<u64, Open>, sent: &mut Has
         }
         Order::Refresh(told) => {
             out.extend(wire::message(&ToWorker::Refresh));
-            // Nobody need wait for it.
+            // It may not be waited for.
             let _ = told.send(());
         }
         Order::Taken(id, pieces) if open.contains_key(&id) => {
@@ -375,7 +375,7 @@ fn hand_over(link: &Link, open: Open) {
         }
         // The other one is gone, too, without a word.
         let how = UtteranceEnd::Failed("the device that went on for a lost worker is gone".to_owned());
-        // overflow: awaited; nobody need be there any more
+        // overflow: awaited; the receiver may be gone
         let _ = pieces.send(SpeechEvent::End { utterance: id, how }).await;
     });
 }

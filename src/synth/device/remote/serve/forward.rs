@@ -93,7 +93,7 @@ impl Words {
         let found = async {
             tokio::select! {
                 () = times.told() => {}
-                // The gateway is gone, or the voice has given it up: but for these two nobody holds them.
+                // The gateway is gone, or the voice has given it up: nothing but these two holds them.
                 () = async {
                     while times.holders() > 2 && out.upgrade().is_some() {
                         tokio::time::sleep(LOOK).await;
