@@ -45,6 +45,7 @@ mod partitions;
 mod phrases;
 mod pipecat;
 mod program;
+mod provoked;
 #[allow(dead_code, reason = "shared with the tests of the SIP endpoint, which use the rest")]
 #[path = "../sip/support/raw.rs"]
 mod raw;

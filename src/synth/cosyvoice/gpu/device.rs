@@ -333,7 +333,7 @@ impl Device {
         self.enter_still("allocate memory")?;
         #[cfg(feature = "fault-injection")]
         if self.faults.no_memory() {
-            return Err(self.short_of(what, bytes));
+            return Err(short_of(self, what, bytes));
         }
         // SAFETY: a plain allocation; `Buf` frees it once.
         let ptr = unsafe { cu::malloc_sync(bytes.max(256)) }
@@ -343,16 +343,11 @@ impl Device {
         Ok(Buf { ptr, bytes, part, device: self.clone() })
     }
 
-    /// There are no `bytes` bytes for `what`.
-    fn short_of(&self, what: &'static str, bytes: usize) -> GpuError {
-        GpuError::Memory { what, bytes: bytes as u64, free: self.memory().map_or(0, |m| m.0) }
-    }
-
     /// What it means that the driver refused `call`, which needs `bytes` bytes for `what`. An error other than want of
     /// memory is the device's, and is not answered by asking for less.
     fn short_or_failed(&self, call: &'static str, what: &'static str, bytes: usize, error: DriverError) -> GpuError {
         match error.0 {
-            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => self.short_of(what, bytes),
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => short_of(self, what, bytes),
             _ => self.context.failed(call)(error),
         }
     }
@@ -507,6 +502,11 @@ impl Device {
             Ok(Graph { exec, device: self.clone() })
         }
     }
+}
+
+/// There are no `bytes` bytes for `what`.
+fn short_of(device: &Device, what: &'static str, bytes: usize) -> GpuError {
+    GpuError::Memory { what, bytes: bytes as u64, free: device.memory().map_or(0, |m| m.0) }
 }
 
 /// Versions and limits that decide what runs and how fast: of the driver, the libraries, and the target.

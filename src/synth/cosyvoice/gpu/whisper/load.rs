@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::device::{Buf, Device, Elt, GpuError, Staging};
 use super::super::gemm::Gemm;
-use super::super::lt::{Lt, Operands};
+use super::super::lt::{Lt, Operands, Shape};
 use super::super::units;
 use super::super::weights::{Packed, Packer, padded};
 use super::{Kernels, Place, ROWS, Whisper, attend_shared, defines};
@@ -101,6 +101,13 @@ pub(super) struct Product {
     pub(super) packed: Option<Packed>,
     pub(super) n: usize,
     pub(super) k: usize,
+}
+
+impl Product {
+    /// Of so many rows.
+    pub(super) fn shape(&self, rows: usize) -> Shape {
+        Shape { m: rows, n: self.n, k: self.k, gelu: false }
+    }
 }
 
 pub(super) struct Norm {

@@ -24,7 +24,7 @@ pub use self::seat::{Seat, SeatError};
 use super::device::{Device, Elt, GpuError, Kernel, start};
 use super::gemm::{Conv, Gemm};
 use super::ledger::Part;
-use super::lt::{Lt, Operands, Shape};
+use super::lt::{Lt, Operands};
 use super::weights::Packed;
 use crate::synth::cosyvoice::backend::Hardware;
 
@@ -384,10 +384,4 @@ impl Whisper {
 
 fn bits(values: &[f32], of: impl Fn(f32) -> u16) -> Vec<u16> {
     values.iter().map(|value| of(*value)).collect()
-}
-
-impl Product {
-    fn shape(&self, rows: usize) -> Shape {
-        Shape { m: rows, n: self.n, k: self.k, gelu: false }
-    }
 }
