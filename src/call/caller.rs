@@ -16,6 +16,7 @@ use crate::media::decode::{self, Heard, Inbound};
 use crate::media::dtmf;
 use crate::media::echo::{self, EchoGuard};
 use crate::media::encode::CodecError;
+use crate::media::gain::Gain;
 use crate::media::leg::{InPacket, MediaFormat};
 use crate::media::resample::Converter;
 use crate::media::suppress::Suppressor;
@@ -55,6 +56,8 @@ pub(super) struct CallerInput {
     inbound: Inbound,
     /// Takes noise out, where that is asked for.
     suppressor: Option<Suppressor>,
+    /// Makes quiet callers louder for the detector and for recognisers, where that is wanted.
+    gain: Option<Gain>,
     vad: Vad,
     digits: dtmf::Receiver,
     event_type: Option<u8>,
@@ -86,6 +89,7 @@ impl CallerInput {
         Ok(Self {
             inbound: inbound(format)?,
             suppressor: config.suppress_noise.then(Suppressor::default),
+            gain: config.agc.then(Gain::default),
             vad: Vad::new(&config.vad),
             digits: dtmf::Receiver::default(),
             event_type: format.telephone_event.map(|(payload_type, _)| payload_type),
@@ -199,8 +203,13 @@ impl CallerInput {
                         self.tap(&frame, at, tap);
                     }
                     self.position += FRAME;
+                    // What is compared with our own voice has the level that it came with.
+                    let energy = echo::energy(frame.iter().map(|s| from_i16(*s)));
+                    if let Some(gain) = &self.gain {
+                        self.vad.listen_closer(gain.factor(), gain.reach());
+                    }
                     let changed = self.vad.push_above(&frame, echo.floor(now));
-                    echo.learn(now, echo::energy(frame.iter().map(|s| from_i16(*s))));
+                    echo.learn(now, energy);
                     if let Some(quiet) = self.vad.quiet() {
                         self.last_voice = now.checked_sub(quiet);
                         if changed.is_some() {
@@ -208,7 +217,13 @@ impl CallerInput {
                         }
                         if quiet.is_zero() {
                             self.voiced += FRAME;
+                            if let Some(gain) = &mut self.gain {
+                                gain.learn(energy);
+                            }
                         }
+                    }
+                    if let Some(gain) = &mut self.gain {
+                        gain.frame(&mut frame);
                     }
                     if let Some(feed) = &mut self.feed {
                         feed.frame(at, &frame, self.vad.quiet());
@@ -302,6 +317,7 @@ mod tests {
 
     use super::*;
     use crate::clock;
+    use crate::media::encode::mu_law_into;
     use crate::media::leg::Codec;
 
     #[test]
@@ -386,5 +402,67 @@ mod tests {
         };
         let quieter = 10.0 * (heard(false) / heard(true)).log10();
         assert!(quieter > 9.0, "{quieter} dB quieter");
+    }
+
+    /// What a call by telephone hears of somebody who says a sentence twice, `db` louder than it was recorded: its turns and
+    /// the sound of its last second of voice for a recogniser, and the loudest sample that a tap had.
+    fn turns_of(db: f32, agc: bool) -> (Vec<(Duration, bool)>, f32, i16) {
+        let telephone_event = None;
+        let format =
+            MediaFormat { codec: Codec::Pcmu, payload_type: 0, telephone_event, opus_fec: false, continuous: true };
+        let mut caller = CallerInput::new(&format, &CallConfig { agc, ..CallConfig::default() }).expect("a codec");
+        let (feed, mut frames) = Feed::detached();
+        caller.hear(feed);
+        let tap = TapSender::new();
+        let mut tapped = tap.subscribe();
+        let (start, mut echo, gain) = (clock::now(), EchoGuard::default(), 10f32.powf(db / 20.0));
+        let words = hound::WavReader::open("tests/data/speech-8k.wav").expect("the recording").into_samples::<i16>();
+        let words: Vec<i16> = words.map(|s| (f32::from(s.expect("16 bits")) * gain).round() as i16).collect();
+        let pause = vec![0; 8_000];
+        let said = [&pause[..], &words, &pause, &words, &pause].concat();
+        let (mut turns, mut loudest, mut last) = (Vec::new(), 0, Vec::new());
+        for (n, pcm) in said.chunks_exact(160).enumerate() {
+            let now = start + FRAME * n as u32;
+            let mut payload = vec![0; 160];
+            mu_law_into(pcm, &mut payload);
+            let (payload, sequence, timestamp) = (payload.into(), n as u16, n as u32 * 160);
+            let packet =
+                InPacket { payload_type: 0, marker: false, sequence, timestamp, ssrc: 1, arrived: now, payload };
+            caller.push(packet);
+            while let Some(signal) = caller.poll(now, start, &tap, &mut echo) {
+                if let Signal::Speaking(speaking) = signal {
+                    turns.push((now - start, speaking));
+                }
+            }
+            while let Ok(frame) = tapped.try_recv() {
+                loudest = frame.pcm.iter().map(|s| s.saturating_abs()).fold(loudest, i16::max);
+            }
+            while let Some((quiet, pcm)) = frames.sound() {
+                if quiet == Some(Duration::ZERO) {
+                    last.push(echo::energy(pcm.iter().map(|s| from_i16(*s))));
+                }
+            }
+        }
+        let last = &last[last.len().saturating_sub(50)..];
+        (turns, 10.0 * (last.iter().sum::<f32>() / last.len() as f32).log10(), loudest)
+    }
+
+    #[test]
+    fn a_caller_who_is_30_db_quieter_is_heard_as_well_and_taps_have_what_came() {
+        let (loud, level, _) = turns_of(0.0, true);
+        assert!(loud.len() == 4 && level > -25.0, "{loud:?}, {level}");
+        for db in [-20.0, -30.0] {
+            let (turns, level, tapped) = turns_of(db, true);
+            let near = |(a, b): (&(Duration, bool), &(Duration, bool))| {
+                a.1 == b.1 && a.0.abs_diff(b.0) <= Duration::from_millis(100)
+            };
+            assert!(turns.len() == 4 && turns.iter().zip(&loud).all(near), "{db} dB: {turns:?}, not {loud:?}");
+            assert!((level + 24.0).abs() < 4.0, "{db} dB: {level}");
+            assert!(f32::from(tapped) < 40_000.0 * 10f32.powf(db / 20.0), "{db} dB: {tapped}");
+        }
+        // Without it the floor of the detector takes most of the words.
+        let (turns, level, _) = turns_of(-30.0, false);
+        let missed = turns.len() != 4 || turns[0].0.abs_diff(loud[0].0) > Duration::from_millis(100);
+        assert!(missed || level < -40.0, "{turns:?}, {level}");
     }
 }

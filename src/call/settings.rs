@@ -38,6 +38,8 @@ pub struct CallConfig {
     pub quiet_bed: bool,
     /// Whether steady noise behind callers is taken out before they are heard.
     pub suppress_noise: bool,
+    /// Whether quiet callers are made louder for the speech detector and for recognisers.
+    pub agc: bool,
     /// How long a drain lets turns end.
     pub drain_grace_s: u64,
     /// How the caller may interrupt.
@@ -63,6 +65,7 @@ impl Default for CallConfig {
             play: PlayWeb::default(),
             quiet_bed: false,
             suppress_noise: false,
+            agc: true,
             drain_grace_s: 30,
             barge_in: BargeIn::default(),
             vad: crate::media::vad::VadConfig::default(),

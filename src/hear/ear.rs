@@ -213,6 +213,17 @@ impl Frames {
             }
         }
     }
+
+    /// The sound of the next frame, and since the last voice.
+    #[cfg(test)]
+    pub(crate) fn sound(&mut self) -> Option<(Option<Duration>, Box<[i16; FRAME]>)> {
+        loop {
+            match self.0.try_recv().ok()? {
+                Item::Sound(Piece { heard: Heard::Frame(pcm), quiet, .. }) => return Some((quiet, pcm)),
+                Item::Sound(_) | Item::Listen(_) => {}
+            }
+        }
+    }
 }
 
 impl Feed {

@@ -6,7 +6,7 @@
 //! - [`jitter`]: packets in order; [`red`]: packets that carry those before them
 //! - [`vad`], [`dtmf`]: what the caller does
 //! - [`sip`], [`webrtc`], [`rtcp`]: the legs and their reports
-//! - [`noise`]: what silence is filled with; [`suppress`]: noise behind a caller, taken out
+//! - [`noise`]: what silence is filled with; [`suppress`]: noise behind a caller, taken out; [`gain`]: quiet callers, made louder
 //! - [`relay`]: sound of one leg on its way to another; [`ringback`]: what is heard until it is there
 //! - [`quality`]: how good a call can have sounded
 //! - [`shard`]: the threads on which calls live
@@ -19,6 +19,7 @@ pub mod decode;
 pub mod dtmf;
 pub mod echo;
 pub mod encode;
+pub mod gain;
 pub mod jitter;
 pub mod leg;
 pub mod noise;

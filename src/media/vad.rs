@@ -62,6 +62,10 @@ pub struct Vad {
     ground: Ground,
     pending: Vec<i16>,
     floor_energy: f32,
+    /// What the network hears is so much louder than what comes.
+    gain: f32,
+    /// The floor is so much lower, as a mean square.
+    reach: f32,
 }
 
 impl Vad {
@@ -75,7 +79,15 @@ impl Vad {
             ground: Ground::default(),
             pending: Vec::with_capacity(FRAME * 2),
             floor_energy,
+            gain: 1.0,
+            reach: 1.0,
         }
+    }
+
+    /// What comes from now on is of a quiet caller: the network hears it with this `gain`, and the floor is lower by `reach` (of
+    /// mean squares). Levels are compared with each other as they come.
+    pub fn listen_closer(&mut self, gain: f32, reach: f32) {
+        (self.gain, self.reach) = (gain, reach);
     }
 
     /// Hears `pcm` at [`RATE`]; returns whether somebody speaks when that changed in it (the last change).
@@ -86,13 +98,13 @@ impl Vad {
     /// As [`Vad::push`]; frames up to the mean square `floor` (of samples in -1..=1) are quiet whatever they score, as they
     /// may be somebody else's voice.
     pub fn push_above(&mut self, pcm: &[i16], floor: f32) -> Option<bool> {
-        let floor = floor.max(self.floor_energy);
+        let floor = floor.max(self.floor_energy / self.reach);
         self.pending.extend_from_slice(pcm);
         let mut changed = None;
         let whole = self.pending.len() / FRAME * FRAME;
         for frame in self.pending[..whole].chunks_exact(FRAME) {
             let energy = frame.iter().map(|s| (f32::from(*s) / 32_768.0).powi(2)).sum::<f32>() / FRAME as f32;
-            let score = if energy < floor { 0.0 } else { self.detector.predict_i16(frame) };
+            let score = if energy < floor { 0.0 } else { score(&mut self.detector, frame, self.gain) };
             let drowned = self.ground.push(energy) && score < SURE;
             changed = self.machine.push(score, drowned).or(changed);
         }
@@ -119,6 +131,16 @@ impl Vad {
     pub fn is_speaking(&self) -> bool {
         self.machine.speaking
     }
+}
+
+fn score(detector: &mut earshot::Detector, frame: &[i16], gain: f32) -> f32 {
+    if gain == 1.0 {
+        return detector.predict_i16(frame);
+    }
+    let mut louder = [0; FRAME];
+    // Full scale clips: to the network that is as good as limited.
+    louder.iter_mut().zip(frame).for_each(|(to, from)| *to = (f32::from(*from) * gain) as i16);
+    detector.predict_i16(&louder)
 }
 
 impl std::fmt::Debug for Vad {
