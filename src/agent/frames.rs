@@ -203,6 +203,18 @@ pub enum FromAgent {
         #[serde(default)]
         traceparent: Option<String>,
     },
+    /// The answer to `setup`, also later: how the agent wants to hear, in place of what the configuration says.
+    Setup {
+        /// Also prompts before the caller has finished.
+        #[serde(default)]
+        partials: Option<bool>,
+        /// BCP 47 tag of what the caller speaks.
+        #[serde(default)]
+        transcription_language: Option<String>,
+        /// What the caller's next turn is expected to be.
+        #[serde(default)]
+        expect: Option<Expect>,
+    },
     /// Play a recording.
     Play {
         /// A file below the configured media folder, a `data:` URL, or an `https:` URL of a host in `[call.play]`.

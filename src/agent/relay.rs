@@ -84,6 +84,8 @@ pub struct Relay {
     apology: Apology,
     /// The agent wants to hear of turns before they have ended.
     partials: bool,
+    /// The same of one that does not say so.
+    configured: bool,
     /// Which voices its frames may name.
     voices: Option<VoiceRule>,
 }
@@ -95,7 +97,8 @@ impl Relay {
         // A call that is over hears nothing.
         let _ =
             handle.listen(Listen { partials: Some(agent.partials), language: agent.language.clone(), expect: None });
-        Self { handle, style, apology: Apology::new(&agent.apology), partials: agent.partials, voices: None }
+        let (partials, apology) = (agent.partials, Apology::new(&agent.apology));
+        Self { handle, style, apology, partials, configured: partials, voices: None }
     }
 
     /// The same, whose frames may name those voices only that `rule` lets them.
@@ -110,6 +113,7 @@ impl Relay {
             style: self.style.clone(),
             apology: Apology::new(""),
             partials: true,
+            configured: true,
             voices: self.voices.clone(),
         }
     }
@@ -149,6 +153,11 @@ impl Relay {
         events: &mut broadcast::Receiver<CallEvent>,
         attach: &mut mpsc::Receiver<Link>,
     ) -> RelayEnd {
+        // What the agent before this one asked for was its own wish.
+        if self.partials != self.configured {
+            // A call that is over or full hears as before; the agent is told what it asked for either way.
+            let _ = self.want_partials(self.configured);
+        }
         // A peer that is gone is told nothing any more; what it has sent is carried out, here and below.
         let _ = link.to.send(print(&self.setup())).await;
         let mut kept: Option<FromAgent> = None;
@@ -278,6 +287,11 @@ impl Relay {
                 }
                 self.handle.push_text(TextDelta { id, token, last, style })
             }
+            FromAgent::Setup { partials, transcription_language, expect } => {
+                self.handle.listen(Listen { partials, language: transcription_language, expect })?;
+                self.partials = partials.unwrap_or(self.partials);
+                Ok(())
+            }
             FromAgent::Play { source, repeat, interruptible } => {
                 let interruptible = interruptible.map(Permission::kind).or(self.style.interruptible);
                 let times = repeat.unwrap_or(1);
@@ -319,6 +333,11 @@ impl Relay {
             FromAgent::BargeInConfirm {} => self.handle.resolve_barge_in(true),
             FromAgent::BargeInReject {} => self.handle.resolve_barge_in(false),
         }
+    }
+
+    fn want_partials(&mut self, wanted: bool) -> Result<(), SpeakError> {
+        self.partials = wanted;
+        self.handle.listen(Listen { partials: Some(wanted), ..Listen::default() })
     }
 
     /// The language of a prompt: as recognised, else as configured.

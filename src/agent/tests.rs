@@ -1,6 +1,6 @@
 //! What a call is asked to do for its agent, without a network: the call is a machine, or a queue of its commands.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{broadcast, oneshot};
 
@@ -151,6 +151,53 @@ async fn data_is_handed_on_once_however_often_the_end_is_offered() {
     assert_eq!(rig.asked().len(), filled - 1, "nothing was handed on");
     assert_eq!(relay.apply(end()).await, Ok(()));
     assert!(matches!(&rig.asked()[..], [Command::Handoff(data), Command::Finish(EndReason::HungUp)] if data == "7"));
+}
+
+/// Whether the agent is told of a turn that has not ended, and what the call was asked about listening.
+fn hearing(rig: &mut Rig, relay: &Relay) -> (bool, Vec<crate::hear::ear::Listen>) {
+    let turn = crate::hear::TurnEvent {
+        phase: crate::hear::Phase::Partial,
+        text: "I would".into(),
+        language: "en".into(),
+        start: Duration::ZERO,
+        end: Duration::ZERO,
+        confidence: 1.0,
+        eager: 0,
+    };
+    let asked = std::iter::from_fn(|| rig.inbox.try_recv().ok()).filter_map(|command| match command {
+        Command::Listen(listen) => Some(listen),
+        _ => None,
+    });
+    (relay.frame(&CallEvent::Heard(turn)).is_some(), asked.collect())
+}
+
+#[tokio::test]
+async fn an_agent_says_in_answer_to_setup_how_it_wants_to_hear_and_the_next_one_does_not_inherit_it() {
+    let mut rig = Rig::new();
+    let mut relay = Relay::new(rig.handle.clone(), &Agent::at("ws://127.0.0.1:1/"));
+    let (told, asked) = hearing(&mut rig, &relay);
+    assert!(!told && asked[0].partials == Some(false), "as configured: {asked:?}");
+    let answer = r#"{"type":"setup","partials":true,"transcriptionLanguage":"de-DE","expect":"digits"}"#;
+    relay.apply(frames::parse(answer).expect("a frame")).await.expect("room");
+    let (told, asked) = hearing(&mut rig, &relay);
+    assert!(told);
+    let listen = crate::hear::ear::Listen {
+        partials: Some(true),
+        language: Some("de-DE".into()),
+        expect: Some(crate::hear::Expect::Digits),
+    };
+    assert_eq!(asked, [listen]);
+    // An answer that says nothing of it, as one that comes from a bot which repeats what it is sent.
+    relay.apply(frames::parse(r#"{"type":"setup","callSid":"CA"}"#).expect("a frame")).await.expect("room");
+    assert!(hearing(&mut rig, &relay).0);
+    // Another takes its place.
+    let (link, _told, say) = link();
+    drop(say);
+    let (_happens, mut events) = broadcast::channel(8);
+    let (_attach, mut attached) = mpsc::channel(1);
+    relay.run(link, &mut events, &mut attached).await;
+    let (told, asked) = hearing(&mut rig, &relay);
+    assert!(!told && asked.last().is_some_and(|listen| listen.partials == Some(false)), "{asked:?}");
 }
 
 #[tokio::test]
