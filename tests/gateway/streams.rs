@@ -38,8 +38,14 @@ impl Bot {
     }
 
     async fn next(&self) -> Stream {
+        self.next_after(Duration::ZERO).await
+    }
+
+    /// The next stream, whose handshake is answered so much later.
+    async fn next_after(&self, time: Duration) -> Stream {
         let (socket, _) =
             timeout(PATIENCE, self.listener.accept()).await.expect("it is dialled").expect("a connection");
+        tokio::time::sleep(time).await;
         let socket = tokio_tungstenite::accept_async(socket).await.expect("a handshake");
         let mut stream = Stream { socket, start: Value::Null, rate: 0 };
         assert_eq!(stream.frame().await["event"], "connected");
@@ -98,6 +104,19 @@ impl Stream {
         self.send(json!({ "event": "mark", "mark": { "name": name } })).await;
     }
 
+    /// Waits until the caller is heard, and stops being so for half a second; gives how long that was.
+    async fn hears_out(&mut self) -> Duration {
+        let (mut loud, mut quiet) = (0, 0);
+        while loud == 0 || quiet < 25 {
+            let frame = self.find("media").await;
+            let bytes = STANDARD.decode(frame["media"]["payload"].as_str().expect("sound")).expect("base64");
+            let is_loud = bytes.iter().any(|byte| byte & 0x7f < 0x50);
+            loud += u32::from(is_loud);
+            quiet = if is_loud { 0 } else { quiet + 1 };
+        }
+        Duration::from_millis(20) * loud
+    }
+
     /// Waits until the caller is heard: 100 ms that are not silence. Gives the length of a payload.
     async fn hears(&mut self) -> usize {
         let mut loud = 0;
@@ -123,6 +142,29 @@ async fn rig(url: &str, rate: u32) -> Rig {
         config.agent.insert("bot".into(), agent);
     })
     .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_caller_says_before_the_bots_link_is_there_reaches_it_too() {
+    let (bot, url) = Bot::bind().await;
+    let rig = rig(&url, 8_000).await;
+    let said = {
+        let mut voice = voice();
+        voice.pcm.truncate(voice.rate as usize * 3 / 2);
+        voice
+    };
+    let mut heard = Vec::new();
+    for late in [Duration::ZERO, Duration::from_millis(1_500)] {
+        let call = rig.telephone("bot", Codec::Pcmu).await;
+        let (stream, spoke) = tokio::join!(bot.next_after(late), call.say(&said));
+        spoke.expect("the caller speaks");
+        let mut stream = stream;
+        heard.push(stream.hears_out().await);
+        call.hang_up().await;
+    }
+    // What a handshake of no time costs, both have in common; the rest of the words was over before the second.
+    assert!(heard[1] + Duration::from_millis(200) >= heard[0] && heard[0] > Duration::from_millis(600), "{heard:?}");
+    rig.app.drain().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -7,7 +7,7 @@
 //! - *A bot that closes its WebSocket has ended the conversation*: what it said is heard, then the call ends, as a call
 //!   on Twilio goes on behind the stream. A link that breaks is opened again, as a new stream.
 //! - *A slow bot loses sound, never keys or marks*: while its socket takes nothing, the tap drops its oldest frames and
-//!   counts them.
+//!   counts them. What the caller says while the link is being opened is kept in the same way: the last 2.5 s of it.
 
 pub mod frames;
 
@@ -20,7 +20,7 @@ use self::frames::{Form, Framing, Order};
 use super::client::{self, Closing, DialError, Dialled};
 use super::config::Agent;
 use super::relay::{LINK_FRAMES, Link, RETRY, Relay, RelayEnd};
-use crate::call::{BridgeState, CallEvent, CallHandle, EndReason, Interruptible, SpeakError, TapDirection};
+use crate::call::{BridgeState, CallEvent, CallHandle, EndReason, Interruptible, MediaTap, SpeakError, TapDirection};
 use crate::clock::{self, Sparse};
 
 /// Failures in a row after which the bot is given up.
@@ -45,13 +45,15 @@ pub async fn run(
     let mut failures = 0;
     loop {
         let began = clock::now();
+        // "Hello?" is often said before there is a link.
+        let tap = stream.listen();
         let dialled = tokio::select! {
             dialled = client::open(url, agent, relay.handle().meta().trace.as_ref()) => dialled,
             end = stream.until_over(events, attach) => return end,
         };
         let mut is_patient = true;
         let reason = match dialled {
-            Ok(dialled) => match stream.serve(dialled, events, attach).await {
+            Ok(dialled) => match stream.serve(dialled, tap, events, attach).await {
                 Outcome::Over(end) => return end,
                 Outcome::Hung => {
                     // Refused where the call is ending already.
@@ -120,10 +122,16 @@ impl Stream {
         }
     }
 
-    /// One connection, from its first frame to its end.
+    /// What the call's caller says from now on.
+    fn listen(&self) -> MediaTap {
+        if self.form.is_wide() { self.handle.wide_tap() } else { self.handle.media_tap() }
+    }
+
+    /// One connection, from its first frame to its end. `tap` may hold what was said before it was there.
     async fn serve(
         &mut self,
         Dialled { mut link, closing }: Dialled,
+        mut tap: MediaTap,
         events: &mut broadcast::Receiver<CallEvent>,
         attach: &mut mpsc::Receiver<Link>,
     ) -> Outcome {
@@ -131,7 +139,6 @@ impl Stream {
             Ok(framing) => framing,
             Err(error) => return Outcome::Broken(error),
         };
-        let mut tap = if self.form.is_wide() { self.handle.wide_tap() } else { self.handle.media_tap() };
         // Twilio's stream of a bot carries the caller only.
         let start = framing.start(self.handle.meta(), &[TapDirection::Inbound]);
         let mut out = VecDeque::from([framing.connected(), start]);
@@ -249,7 +256,8 @@ pub(super) async fn serve_once(
 ) {
     let (handle, interruptible) = (handle.clone(), Interruptible::None);
     let mut stream = Stream { handle, form: Form::MuLaw, interruptible, keys: VecDeque::new(), told: Sparse::new() };
-    let outcome = stream.serve(dialled, events, attach).await;
+    let tap = stream.listen();
+    let outcome = stream.serve(dialled, tap, events, attach).await;
     assert!(matches!(outcome, Outcome::Hung));
 }
 
