@@ -7,7 +7,7 @@ use antiphon::clock;
 use antiphon::hear::whisper::gpu::{Elt, GpuError, Own, seat};
 use antiphon::hear::whisper::rehearsal::{Random, TINY};
 use antiphon::hear::whisper::selftest::{self, Tolerances};
-use antiphon::hear::whisper::{Options, Stop, Whisper};
+use antiphon::hear::whisper::{BEAMS, Options, Stop, Whisper};
 use antiphon::synth::cosyvoice::gpu::whisper::{self as network, Place, ROWS, Sizes, Stack, Word};
 
 use super::{device, hardware, variable};
@@ -76,6 +76,28 @@ fn a_text_is_the_same_alone_and_in_company_and_one_that_is_given_up_harms_no_oth
 }
 
 #[test]
+fn five_texts_side_by_side_are_the_choice_of_the_cpu_alone_and_in_company() {
+    let Some(_device) = device() else { return };
+    let (gpu, cpu, sounds) = (whisper(Elt::F32), Whisper::load(Path::new(KIT)).expect("the kit loads"), sounds());
+    let hear = |whisper: &Whisper, sound: &[f32], beams: usize| {
+        let options = Options { beams, temperatures: vec![0.0], ..Options::default() };
+        whisper.transcribe(sound, &options, &Stop::default()).expect("it works").expect("not stopped").text
+    };
+    let of = |beams: usize| sounds.iter().map(|sound| hear(&cpu, sound, beams)).collect::<Vec<_>>();
+    let (beside, likeliest) = (of(BEAMS), of(1));
+    assert!(beside != likeliest, "it makes a difference");
+    let alone: Vec<_> = sounds.iter().map(|sound| hear(&gpu, sound, BEAMS)).collect();
+    assert_eq!(alone, beside);
+    // Half of as many as there are windows for have room for five texts each: here all have.
+    let together: Vec<_> = std::thread::scope(|scope| {
+        let hear = &hear;
+        let all: Vec<_> = sounds[..8].iter().map(|sound| scope.spawn(|| hear(&gpu, sound, BEAMS))).collect();
+        all.into_iter().map(|one| one.join().expect("it ends")).collect()
+    });
+    assert_eq!(together, beside[..8]);
+}
+
+#[test]
 fn sizes_that_the_kernels_do_not_run_are_refused_and_wrong_words_harm_no_call() {
     let Some(_device) = device() else { return };
     let place = Place::open(0, &hardware()).expect("a device");
@@ -85,8 +107,15 @@ fn sizes_that_the_kernels_do_not_run_are_refused_and_wrong_words_harm_no_call() 
     assert!(refused.to_string().contains("heads"), "{refused}");
     let small = Sizes { frames: 300, vocabulary: 1_000, ..TINY };
     let mut whisper = network::Whisper::load(&place, &small, &mut Random(1), Elt::F16, 2).expect("it loads");
-    let word = Word { text: 0, position: 0, token: 5, scored: true };
-    for wrong in [Word { text: 2, ..word }, Word { position: 448, ..word }, Word { token: 1_000, ..word }] {
+    let word = Word { text: 0, window: 0, position: 0, token: 5, scored: true };
+    assert_eq!((whisper.texts(), whisper.written()), (2, 6));
+    assert!(whisper.copy(0, 6, 1).is_err() && whisper.copy(0, 5, 449).is_err());
+    for wrong in [
+        Word { text: 6, ..word },
+        Word { window: 2, ..word },
+        Word { position: 448, ..word },
+        Word { token: 1_000, ..word },
+    ] {
         assert!(matches!(whisper.write(&[wrong]), Err(GpuError::Model(_))));
     }
     assert!(whisper.write(&[word; ROWS + 1]).is_err() && whisper.open(0, &[0.0; 7]).is_err());
@@ -146,7 +175,8 @@ fn whisper_costs() {
         println!("  window {window:.2} ms, its longest step {longest:.2} ms");
         for rows in [1, 2, 4, 8, 16, ROWS] {
             let texts = whisper.texts();
-            let word = |text: usize| Word { text: text % texts, position: 20, token: 7, scored: true };
+            let word =
+                |text: usize| Word { text: text % texts, window: text % texts, position: 20, token: 7, scored: true };
             let words: Vec<Word> = (0..rows).map(word).collect();
             let step = best(|| drop(whisper.write(&words).expect("it works")));
             println!("  token of {rows:>2} texts {step:.3} ms");

@@ -185,7 +185,7 @@ mod tests {
         let (prompt, steps) = ([whisper.tokens.start], [vec![(0, 5), (0, 6), (0, 7)], vec![(2, 8), (0, 9), (2, 10)]]);
         let mut text = begun();
         text.next(&prompt).expect("scores");
-        let mut beams = text.beams().expect("the CPU has them");
+        let mut beams = text.beams(3).expect("the CPU has them");
         let last: Vec<_> = steps.iter().map(|step| beams.next(step).expect("scores")).collect();
         for (tokens, scores) in [([7, 8], &last[1][0]), ([5, 9], &last[1][1]), ([7, 10], &last[1][2])] {
             let mut alone = begun();

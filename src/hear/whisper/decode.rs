@@ -224,7 +224,7 @@ impl Whisper {
         stop: &Stop,
     ) -> Result<Option<Draft>, HearError> {
         opening.text.rewind(opening.length)?;
-        let Some(mut beams) = opening.text.beams() else { return Ok(None) };
+        let Some(mut beams) = opening.text.beams(sizes.0) else { return Ok(None) };
         let Some(found) = beams::search(beams.as_mut(), &opening.scores, rules, sizes, stop)? else { return Ok(None) };
         let (probability, tokens) = (found.probability(), found.tokens);
         let text = self.tokens.text(&tokens).trim().to_owned();

@@ -37,15 +37,16 @@ pub(super) trait Text: Send {
     fn watched(&mut self, tokens: &[u32]) -> Result<(Vec<f32>, Option<Vec<Tensor>>), HearError> {
         Ok((self.each(tokens)?, None))
     }
-    /// Texts side by side that go on from this one, which stays as it is; `None` where there are none.
-    fn beams(&self) -> Option<Box<dyn Beams + '_>> {
-        None
-    }
+
+    /// Up to `width` texts side by side that go on from this one, which stays as it is and is not written meanwhile; `None`
+    /// where there is no room for so many.
+    fn beams(&self, width: usize) -> Option<Box<dyn Beams + '_>>;
 }
 
 /// Texts of one length about the same window. At first there is one: what is written already.
 pub(super) trait Beams {
-    /// Puts texts in place of those before, each given by the one that it goes on from and its next token; at least one.
+    /// Puts texts in place of those before, each given by the one that it goes on from and its next token; at least one, and
+    /// no more than there is room for.
     /// Scores over the vocabulary of what follows each.
     fn next(&mut self, from: &[(usize, u32)]) -> Result<Vec<Vec<f32>>, HearError>;
 }

@@ -94,7 +94,8 @@ impl Whisper {
 pub(super) fn steps(seat: Seat, own: Option<Own>) -> std::io::Result<Steps> {
     let precedence = if own.is_some() { None } else { Some(seat.precedence().clone()) };
     let generation = seat.generation();
-    let machine = OnSeat { seat, generation, texts: TEXTS, own: own.map(Arc::new), tried: clock::now() };
+    let own = own.map(Arc::new);
+    let machine = OnSeat { seat, generation, texts: TEXTS, spare: 0, own, tried: clock::now() };
     Steps::start(Box::new(machine), precedence)
 }
 
@@ -104,6 +105,7 @@ struct OnSeat {
     /// Which of those that sat there the texts are on.
     generation: u64,
     texts: usize,
+    spare: usize,
     own: Option<Arc<Own>>,
     /// When its own device was opened last.
     tried: Instant,
@@ -123,7 +125,9 @@ impl OnSeat {
 impl Machine for OnSeat {
     fn renew(&mut self) {
         self.generation = self.seat.generation();
-        self.texts = self.seat.with(self.generation, |whisper| Ok(whisper.texts())).unwrap_or(0);
+        let has = self.seat.with(self.generation, |whisper| Ok((whisper.texts(), whisper.written())));
+        let (texts, written) = has.unwrap_or((0, 0));
+        (self.texts, self.spare) = (texts, written - texts);
         let now = clock::now();
         if let Some(own) = self.own.as_ref().filter(|_| self.texts == 0 && now >= self.tried + RETRY) {
             self.tried = now;
@@ -145,6 +149,10 @@ impl Machine for OnSeat {
         self.texts
     }
 
+    fn spare(&self) -> usize {
+        self.spare
+    }
+
     fn rows(&self) -> usize {
         ROWS
     }
@@ -155,6 +163,10 @@ impl Machine for OnSeat {
 
     fn listen(&mut self) -> Result<bool, HearError> {
         self.with(network::Whisper::listen)
+    }
+
+    fn copy(&mut self, from: usize, to: usize, length: usize) -> Result<(), HearError> {
+        self.with(|whisper| whisper.copy(from, to, length))
     }
 
     fn write(&mut self, words: &[Word]) -> Result<Vec<Vec<f32>>, HearError> {

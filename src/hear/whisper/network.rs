@@ -72,7 +72,7 @@ impl Text for CpuText<'_> {
         Ok(self.decoder.forward(tokens, &mut self.cache, None)?.flatten_all()?.to_vec1()?)
     }
 
-    fn beams(&self) -> Option<Box<dyn Beams + '_>> {
+    fn beams(&self, _width: usize) -> Option<Box<dyn Beams + '_>> {
         let Cache { text, heard, length } = &self.cache;
         Some(Box::new(CpuBeams { decoder: self.decoder, heard, texts: vec![text.clone()], length: *length }))
     }

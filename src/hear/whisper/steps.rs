@@ -4,6 +4,9 @@
 //! step runs is in the next one, together. So a batch needs no bookkeeping of its own, recognitions join and leave it with
 //! every token, and the rules of decoding are written once. At most one request a recognition is there, which bounds all.
 //!
+//! A recognition may write several texts about its window side by side ([`Beams`]), as many as there are texts to spare; each of
+//! them is a row of a step, as if it were another recognition's.
+//!
 //! Steps with tokens and shares of windows take turns: neither waits for more than one of the other. Before a step its
 //! members give way to speech ([`Yielding`]).
 //!
@@ -18,7 +21,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::HearError;
-use super::engine::{Engine, Text};
+use super::engine::{Beams, Engine, Text};
 use super::stop::Stop;
 use crate::clock;
 use crate::synth::Precedence;
@@ -37,6 +40,9 @@ pub(super) trait Machine: Send {
     /// Texts that can be in use.
     fn texts(&self) -> usize;
 
+    /// Texts besides them, numbered behind them, that are about the window of another.
+    fn spare(&self) -> usize;
+
     /// Tokens of one step.
     fn rows(&self) -> usize;
 
@@ -45,6 +51,9 @@ pub(super) trait Machine: Send {
 
     /// Goes on with it; whether it has been heard.
     fn listen(&mut self) -> Result<bool, HearError>;
+
+    /// Gives text `to` the first `length` tokens of text `from`.
+    fn copy(&mut self, from: usize, to: usize, length: usize) -> Result<(), HearError>;
 
     /// Scores behind the scored words, in order.
     fn write(&mut self, words: &[Word]) -> Result<Vec<Vec<f32>>, HearError>;
@@ -81,6 +90,8 @@ struct Begin {
 
 struct Write {
     place: Place,
+    /// Before that: from which text to which, and how many tokens.
+    copies: Vec<(usize, usize, usize)>,
     words: Vec<Word>,
     reply: Reply<Vec<Vec<f32>>>,
 }
@@ -92,6 +103,8 @@ struct Queue {
     writes: VecDeque<Write>,
     /// Texts in use.
     taken: Vec<bool>,
+    /// And of those besides.
+    spare: Vec<bool>,
     /// Devices lost so far.
     lost: u64,
     closed: bool,
@@ -212,10 +225,10 @@ impl Written<'_> {
         let (place, from) = (self.place, self.length);
         let word = |(n, token): (usize, &u32)| {
             let scored = all || n + 1 == tokens.len();
-            Word { text: place.text, position: from + n, token: *token, scored }
+            Word { text: place.text, window: place.text, position: from + n, token: *token, scored }
         };
-        let words = tokens.iter().enumerate().map(word).collect();
-        let scores = self.shared.ask(|queue, reply| queue.writes.push_back(Write { place, words, reply }))?;
+        let (words, copies) = (tokens.iter().enumerate().map(word).collect(), Vec::new());
+        let scores = self.shared.ask(|queue, reply| queue.writes.push_back(Write { place, copies, words, reply }))?;
         self.length += tokens.len();
         Ok(scores)
     }
@@ -253,6 +266,87 @@ impl Text for Written<'_> {
     fn each(&mut self, tokens: &[u32]) -> Result<Vec<f32>, HearError> {
         Ok(self.write(tokens, true)?.concat())
     }
+
+    fn beams(&self, width: usize) -> Option<Box<dyn Beams + '_>> {
+        let mut queue = self.shared.lock();
+        // What lies behind the text's own tokens is free: it is one of them.
+        let (besides, first) = (width.saturating_sub(1), queue.taken.len());
+        let free: Vec<usize> = (0..queue.spare.len()).filter(|n| !queue.spare[*n]).take(besides).collect();
+        if queue.lost != self.place.device || free.len() < besides {
+            return None;
+        }
+        free.iter().for_each(|n| queue.spare[*n] = true);
+        let slots = std::iter::once(self.place.text).chain(free.iter().map(|n| first + n)).collect();
+        Some(Box::new(Side { of: self, slots, texts: vec![self.place.text], length: self.length, first }))
+    }
+}
+
+/// Texts side by side about one window, given back when dropped.
+struct Side<'a> {
+    of: &'a Written<'a>,
+    /// Where they may be.
+    slots: Vec<usize>,
+    /// Where they are.
+    texts: Vec<usize>,
+    /// Tokens of each.
+    length: usize,
+    /// The first text of those besides.
+    first: usize,
+}
+
+impl Beams for Side<'_> {
+    fn next(&mut self, from: &[(usize, u32)]) -> Result<Vec<Vec<f32>>, HearError> {
+        let (places, copies) = succeed(&self.texts, &self.slots, from.iter().map(|(parent, _)| *parent));
+        let copies = copies.into_iter().map(|(from, to)| (from, to, self.length)).collect();
+        let place = self.of.place;
+        let word = |(text, (_, token)): (&usize, &(usize, u32))| Word {
+            text: *text,
+            window: place.text,
+            position: self.length,
+            token: *token,
+            scored: true,
+        };
+        let words = places.iter().zip(from).map(word).collect();
+        let scores =
+            self.of.shared.ask(|queue, reply| queue.writes.push_back(Write { place, copies, words, reply }))?;
+        self.texts = places;
+        self.length += 1;
+        Ok(scores)
+    }
+}
+
+impl Drop for Side<'_> {
+    fn drop(&mut self) {
+        let mut queue = self.of.shared.lock();
+        if queue.lost == self.of.place.device {
+            for slot in self.slots.iter().filter(|slot| **slot >= self.first) {
+                if let Some(taken) = queue.spare.get_mut(slot - self.first) {
+                    *taken = false;
+                }
+            }
+        }
+    }
+}
+
+/// Where the successors of `texts` are to be, each given by the one that it goes on from, and what is to be copied for it, all before
+/// anything is written: the first of a text's successors stays where that one is, the others go where nobody is.
+fn succeed(
+    texts: &[usize],
+    slots: &[usize],
+    parents: impl Iterator<Item = usize>,
+) -> (Vec<usize>, Vec<(usize, usize)>) {
+    let parents: Vec<usize> = parents.map(|parent| texts[parent]).collect();
+    let mut free = slots.iter().filter(|slot| !parents.contains(slot));
+    let mut copies = Vec::new();
+    let places = parents.iter().enumerate().map(|(n, parent)| {
+        if !parents[..n].contains(parent) {
+            return *parent;
+        }
+        let to = *free.next().expect("as many places as texts");
+        copies.push((*parent, to));
+        to
+    });
+    (places.collect(), copies)
 }
 
 /// A window that is being listened to.
@@ -335,26 +429,34 @@ impl Server {
         for write in stale {
             answer(&write.reply, Err(HearError::Lost("the device was lost".into())));
         }
-        let words: Vec<Word> = writes.iter().flat_map(|write| write.words.iter().copied()).collect();
-        let mut scores = Vec::new();
-        for piece in words.chunks(self.machine.rows().max(1)) {
-            match self.machine.write(piece) {
-                Ok(more) => scores.extend(more),
-                Err(error) => {
-                    let reason = error.to_string();
-                    self.failed(&error);
-                    for write in writes {
-                        answer(&write.reply, Err(HearError::Lost(reason.clone())));
-                    }
-                    return;
+        let mut scores = match self.step(&writes) {
+            Ok(scores) => scores.into_iter(),
+            Err(error) => {
+                let reason = error.to_string();
+                self.failed(&error);
+                for write in writes {
+                    answer(&write.reply, Err(HearError::Lost(reason.clone())));
                 }
+                return;
             }
-        }
-        let mut scores = scores.into_iter();
+        };
         for write in writes {
             let count = write.words.iter().filter(|word| word.scored).count();
             answer(&write.reply, Ok(scores.by_ref().take(count).collect()));
         }
+    }
+
+    /// What these ask for, together; scores in their order.
+    fn step(&mut self, writes: &[Write]) -> Result<Vec<Vec<f32>>, HearError> {
+        for (from, to, length) in writes.iter().flat_map(|write| write.copies.iter().copied()) {
+            self.machine.copy(from, to, length)?;
+        }
+        let words: Vec<Word> = writes.iter().flat_map(|write| write.words.iter().copied()).collect();
+        let mut scores = Vec::new();
+        for piece in words.chunks(self.machine.rows().max(1)) {
+            scores.extend(self.machine.write(piece)?);
+        }
+        Ok(scores)
     }
 
     /// Begins with the next window, if there is one and a text for it.
@@ -365,6 +467,7 @@ impl Server {
         }
         let texts = self.machine.texts();
         queue.taken.resize(texts, false);
+        queue.spare.resize(self.machine.spare(), false);
         let Some(begin) = queue.begins.pop_front() else { return };
         if texts == 0 {
             drop(queue);
@@ -438,6 +541,7 @@ impl Server {
             let mut queue = self.shared.lock();
             queue.lost += 1;
             queue.taken.clear();
+            queue.spare.clear();
             self.window = None;
         }
     }
@@ -464,6 +568,10 @@ mod tests {
     struct OnCpu {
         engine: &'static dyn Engine,
         texts: Vec<Option<Box<dyn Text>>>,
+        /// Tokens of every text, those besides too.
+        tokens: Vec<Vec<u32>>,
+        /// Of each window, the text that was written last.
+        last: Vec<usize>,
         window: Option<(usize, Matrix)>,
         /// Steps with tokens so far.
         writes: Arc<Mutex<Vec<usize>>>,
@@ -474,10 +582,17 @@ mod tests {
     }
 
     impl OnCpu {
-        fn new(texts: usize) -> Self {
+        fn new(count: usize) -> Self {
             let whisper: &'static Whisper = Box::leak(Box::new(Whisper::load(&folder()).expect("the kit loads")));
-            let texts = (0..texts).map(|_| None).collect();
-            Self { engine: &*whisper.engine, texts, window: None, writes: Arc::default(), stop: None, lost: None }
+            let texts = (0..count).map(|_| None).collect();
+            let (tokens, last, writes) = (vec![Vec::new(); count], (0..count).collect(), Arc::default());
+            Self { engine: &*whisper.engine, texts, tokens, last, window: None, writes, stop: None, lost: None }
+        }
+
+        /// The same with so many texts besides.
+        fn beside(mut self, spare: usize) -> Self {
+            self.tokens.resize(self.texts.len() + spare, Vec::new());
+            self
         }
 
         fn whisper(self) -> Whisper {
@@ -490,6 +605,10 @@ mod tests {
     impl Machine for OnCpu {
         fn texts(&self) -> usize {
             self.texts.len()
+        }
+
+        fn spare(&self) -> usize {
+            self.tokens.len() - self.texts.len()
         }
 
         fn rows(&self) -> usize {
@@ -505,7 +624,13 @@ mod tests {
         fn listen(&mut self) -> Result<bool, HearError> {
             let (text, features) = self.window.take().expect("a window is open");
             self.texts[text] = self.engine.hear(features, &Stop::default())?;
+            (self.tokens[text], self.last[text]) = (Vec::new(), text);
             Ok(true)
+        }
+
+        fn copy(&mut self, from: usize, to: usize, length: usize) -> Result<(), HearError> {
+            self.tokens[to] = self.tokens[from][..length].to_vec();
+            Ok(())
         }
 
         fn write(&mut self, words: &[Word]) -> Result<Vec<Vec<f32>>, HearError> {
@@ -523,10 +648,18 @@ mod tests {
             }
             let mut scores = Vec::new();
             for word in words {
-                let text = self.texts[word.text].as_mut().expect("its window was heard");
-                text.rewind(word.position)?;
-                assert_eq!(text.len(), word.position, "nothing is left out");
-                let after = text.next(&[word.token])?;
+                let text = self.texts[word.window].as_mut().expect("its window was heard");
+                let tokens = &mut self.tokens[word.text];
+                assert!(tokens.len() >= word.position, "nothing is left out");
+                tokens.truncate(word.position);
+                tokens.push(word.token);
+                let after = if std::mem::replace(&mut self.last[word.window], word.text) == word.text {
+                    text.rewind(word.position)?;
+                    text.next(&[word.token])?
+                } else {
+                    text.rewind(0)?;
+                    text.next(tokens)?
+                };
                 if word.scored {
                     scores.push(after);
                 }
@@ -540,6 +673,7 @@ mod tests {
 
         fn about(&mut self, text: usize, states: &[f32]) -> Result<(), HearError> {
             self.texts[text] = Some(self.engine.about(states)?);
+            (self.tokens[text], self.last[text]) = (Vec::new(), text);
             Ok(())
         }
     }
@@ -565,6 +699,43 @@ mod tests {
             all.into_iter().map(|one| one.join().expect("it ends")).collect()
         });
         assert_eq!(heard, expected);
+    }
+
+    #[test]
+    fn several_texts_side_by_side_are_what_they_are_on_the_cpu_and_without_room_the_likeliest_token_counts() {
+        let sounds = sounds(5);
+        let alone = Whisper::load(&folder()).expect("the kit loads");
+        let hear = |whisper: &Whisper, sound: &[f32], beams: usize| {
+            let options = Options { beams, ..Options::default() };
+            let heard = whisper.transcribe(sound, &options, &Stop::default()).expect("it works");
+            heard.expect("not stopped").text
+        };
+        let of = |beams: usize| sounds.iter().map(|sound| hear(&alone, sound, beams)).collect::<Vec<_>>();
+        let (beside, likeliest) = (of(4), of(1));
+        assert!(beside != likeliest, "it makes a difference");
+        // At most two of them have room at a time, and what one has had it gives back.
+        let shared = OnCpu::new(3).beside(6).whisper();
+        for sound in 0..5 {
+            assert_eq!(hear(&shared, &sounds[sound], 4), beside[sound], "{sound}");
+        }
+        let heard: Vec<_> = std::thread::scope(|scope| {
+            let all: Vec<_> = sounds.iter().map(|sound| scope.spawn(|| hear(&shared, sound, 4))).collect();
+            all.into_iter().map(|one| one.join().expect("it ends")).collect()
+        });
+        for ((heard, beside), likeliest) in heard.iter().zip(&beside).zip(&likeliest) {
+            assert!(heard == beside || heard == likeliest, "{heard:?}");
+        }
+        let none = OnCpu::new(1).beside(2).whisper();
+        assert_eq!(hear(&none, &sounds[0], 4), likeliest[0]);
+    }
+
+    #[test]
+    fn who_succeeds_a_text_is_where_nobody_is_who_is_succeeded() {
+        let slots = [7, 20, 21, 22];
+        assert_eq!(succeed(&[7], &slots, [0, 0, 0].into_iter()), (vec![7, 20, 21], vec![(7, 20), (7, 21)]));
+        // The second of the first, twice the third: where the first was is free.
+        let (places, copies) = succeed(&[7, 20, 21], &slots, [2, 1, 2, 2].into_iter());
+        assert_eq!((places, copies), (vec![21, 20, 7, 22], vec![(21, 7), (21, 22)]));
     }
 
     #[test]

@@ -65,7 +65,7 @@ KERNEL __launch_bounds__(256) hear_places(const elt* y, const float* places, flo
     if (i < count) x[i] = gelu_erf(to_f(y[i])) + places[i];
 }
 
-// Token vectors with their positions. words: {text, position, token, -}.
+// Token vectors with their positions. words: {text, position, token, window}.
 KERNEL __launch_bounds__(128) hear_embed(const int4* words, const elt* tokens, const float* places, float* x, int width, float scale) {
     dep_go();
     dep_wait();
@@ -108,7 +108,7 @@ KERNEL __launch_bounds__(128) hear_keep(const int4* words, const elt* qkv, elt* 
     for (int i = threadIdx.x; i < 2 * width; i += blockDim.x) to[i] = from[i];
 }
 
-// One head of one token over what its text has: `length` positions, or with 0 all up to its own. Queries are scaled already.
+// One head of one token over its window's `length` positions, or with 0 over its text up to its own. Queries are scaled already.
 // Sums of a token do not depend on which others there are.
 #define RECALL_THREADS 512
 #define PAIRS (DHD / 2)
@@ -121,7 +121,7 @@ KERNEL __launch_bounds__(RECALL_THREADS) hear_recall(const int4* words, const el
     const int head = blockIdx.x, row = blockIdx.y;
     const int4 word = words[row];
     const int count = length ? length : word.y + 1;
-    const elt* keys = store + word.x * per_text + layer + head * DHD;
+    const elt* keys = store + (length ? word.w : word.x) * per_text + layer + head * DHD;
     const elt* values = keys + width;
     const i64 next = 2 * (i64)width;
     if (threadIdx.x < DHD) q_s[threadIdx.x] = to_f(q[(i64)row * ldq + head * DHD + threadIdx.x]);

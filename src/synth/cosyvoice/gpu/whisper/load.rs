@@ -7,7 +7,7 @@ use super::super::gemm::Gemm;
 use super::super::lt::{Lt, Operands, Shape};
 use super::super::units;
 use super::super::weights::{Packed, Packer, padded};
-use super::{Kernels, Place, ROWS, Whisper, attend_shared, defines};
+use super::{Kernels, Place, ROWS, SPARE, Whisper, attend_shared, defines};
 
 /// Layers of one side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -370,12 +370,14 @@ impl Whisper {
         let mut loader = Loader { device: device.clone(), packer, tensors };
         let encoder = loader.encoder(sizes)?;
         let decoder = loader.decoder(sizes)?;
-        let each = (sizes.heard_values() + sizes.written_values()) * elt.size();
+        let each = (sizes.heard_values() + (1 + SPARE) * sizes.written_values()) * elt.size();
         // At most a quarter of what is left: the rest is for speech.
         let texts = texts.min((device.room()? / 4) as usize / each.max(1)).max(1);
-        let scratch = scratch(&device, sizes, &decoder, elt, texts)?;
+        let written = texts * (1 + SPARE);
+        let scratch = scratch(&device, sizes, &decoder, elt, (texts, written))?;
+        let (sizes, window) = (*sizes, None);
         let mut this =
-            Self { device, sizes: *sizes, elt, gemm, lt, kernels, encoder, decoder, scratch, texts, window: None };
+            Self { device, sizes, elt, gemm, lt, kernels, encoder, decoder, scratch, texts, written, window };
         this.prepare()?;
         Ok(this)
     }
@@ -406,7 +408,7 @@ impl Whisper {
         }
         self.open(0, &vec![0.0; self.sizes.frames * self.sizes.bands])?;
         while !self.listen()? {}
-        let word = super::Word { text: 0, position: 0, token: 0, scored: true };
+        let word = super::Word { text: 0, window: 0, position: 0, token: 0, scored: true };
         self.write(&[word]).map(drop)
     }
 }
@@ -416,7 +418,7 @@ fn scratch(
     sizes: &Sizes,
     decoder: &Decoder,
     elt: Elt,
-    texts: usize,
+    (texts, written): (usize, usize),
 ) -> Result<Scratch, GpuError> {
     let Sizes { width, frames, .. } = *sizes;
     let positions = sizes.positions();
@@ -442,6 +444,6 @@ fn scratch(
         text_inner: elements(ROWS * sizes.decoder.inner)?,
         scores: Staging::new(device, "scores", ROWS * decoder.vocabulary.n * 4)?,
         heard: elements(texts * sizes.heard_values())?,
-        written: elements(texts * sizes.written_values())?,
+        written: elements(written * sizes.written_values())?,
     })
 }

@@ -60,11 +60,17 @@ impl Place {
     }
 }
 
+/// Texts besides that of its window which one window may have, on average: half of them may be written in five ways at a time. Each
+/// takes three tenths of a window's memory.
+const SPARE: usize = 2;
+
 /// One token of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Word {
-    /// Which text: below [`Whisper::texts`].
+    /// Which text: below [`Whisper::texts`] that of the window, and up to [`Whisper::written`] one of those besides.
     pub text: usize,
+    /// Which window it is about: below [`Whisper::texts`].
+    pub window: usize,
     /// Where in it, from 0; everything before is there already, or comes earlier in the same step.
     pub position: usize,
     /// Its id.
@@ -106,6 +112,7 @@ pub struct Whisper {
     decoder: Decoder,
     scratch: Scratch,
     texts: usize,
+    written: usize,
     window: Option<Window>,
 }
 
@@ -123,6 +130,31 @@ impl Whisper {
     /// Windows that can be had in mind at once, each with its text.
     pub fn texts(&self) -> usize {
         self.texts
+    }
+
+    /// Texts that can be written at once, those of windows and those besides, which are the last ones.
+    pub fn written(&self) -> usize {
+        self.written
+    }
+
+    /// Gives text `to` the first `length` tokens of text `from`.
+    ///
+    /// # Errors
+    /// There are no such texts, or none is so long; or the device failed.
+    pub fn copy(&mut self, from: usize, to: usize, length: usize) -> Result<(), GpuError> {
+        if from >= self.written || to >= self.written || length > self.sizes.text {
+            return Err(GpuError::Model(format!("{length} tokens of text {from} to {to} of {}", self.written)));
+        }
+        // [text][layer][position][2][width]: a layer's first positions lie side by side.
+        let position = 2 * self.sizes.width * self.elt.size();
+        let (layer, each) =
+            ((self.sizes.text * position) as u64, (self.sizes.written_values() * self.elt.size()) as u64);
+        let base = self.scratch.written.ptr;
+        for n in 0..self.decoder.layers.len() as u64 {
+            let at = |text: usize| base + text as u64 * each + n * layer;
+            self.device.copy(at(to), at(from), length * position)?;
+        }
+        Ok(())
     }
 
     /// The sizes.
@@ -268,7 +300,10 @@ impl Whisper {
     /// A text, position or token that there is not; or the device failed.
     pub fn write(&mut self, words: &[Word]) -> Result<Vec<Vec<f32>>, GpuError> {
         let fits = |word: &Word| {
-            word.text < self.texts && word.position < self.sizes.text && (word.token as usize) < self.sizes.vocabulary
+            word.text < self.written
+                && word.window < self.texts
+                && word.position < self.sizes.text
+                && (word.token as usize) < self.sizes.vocabulary
         };
         if words.is_empty() || words.len() > ROWS || !words.iter().all(fits) {
             return Err(GpuError::Model(format!("these cannot be written: {words:?}")));
@@ -276,7 +311,7 @@ impl Whisper {
         let picked: Vec<i32> = (0..words.len() as i32).filter(|n| words[*n as usize].scored).collect();
         let staged = self.scratch.words.as_mut::<i32>();
         for (to, word) in staged.as_chunks_mut::<4>().0.iter_mut().zip(words) {
-            *to = [word.text as i32, word.position as i32, word.token as i32, 0];
+            *to = [word.text as i32, word.position as i32, word.token as i32, word.window as i32];
         }
         staged[4 * ROWS..][..picked.len()].copy_from_slice(&picked);
         self.scratch.words.send(5 * ROWS * 4)?;
