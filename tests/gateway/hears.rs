@@ -1,7 +1,7 @@
 //! Callers who are recognised: by a service, by one that is not there, and by a real model.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use antiphon::agent::config::Agent;
@@ -14,13 +14,14 @@ use antiphon_loadgen::dispatch::Dispatch;
 use antiphon_loadgen::exchange::{Plan, Trigger};
 use antiphon_loadgen::{rtc, sip};
 use axum::extract::Multipart;
+use axum::response::{Html, IntoResponse};
 use axum::routing::post;
 use serde_json::json;
 use tokio::sync::broadcast::Receiver;
 use tokio::time::timeout;
 
 use super::counted::Growth;
-use super::support::{PATIENCE, Rig};
+use super::support::{PATIENCE, Rig, SENTENCE, gaps};
 use super::voice::voice;
 
 pub(crate) const TEXT: &str = "I would like a table for two.";
@@ -61,25 +62,32 @@ async fn what_a_caller_says_reaches_the_agent_as_a_prompt_and_before_its_end_whe
         config.recognizer.url = Some(service);
         config.recognizer.timeout_ms = 20_000;
         let language = Some("en-GB".into());
-        config.agent.insert("remote".into(), Agent { partials: true, language, ..Agent::at(&url) });
+        let configured = Agent { partials: true, language: language.clone(), ..Agent::at(&url) };
+        config.agent.insert("configured".into(), configured);
+        config.agent.insert("asks".into(), Agent { language, ..Agent::at(&url) });
     })
     .await;
-    let call = rig.telephone("remote", Codec::Pcmu).await;
-    let mut session = server.next_session(PATIENCE).await.expect("the gateway dials");
-    call.say(&voice()).await.expect("the caller speaks");
-    let mut phases = Vec::new();
-    let prompt = loop {
-        let (_, prompt) = session.recv_type("prompt", PATIENCE).await.expect("words come");
-        assert_eq!(prompt["voicePrompt"], json!(TEXT));
-        if prompt["last"] == json!(true) {
-            break prompt;
+    for agent in ["configured", "asks"] {
+        let call = rig.telephone(agent, Codec::Pcmu).await;
+        let mut session = server.next_session(PATIENCE).await.expect("the gateway dials");
+        if agent == "asks" {
+            session.send(&json!({ "type": "setup", "partials": true })).await.expect("the link is up");
         }
-        phases.push(prompt["phase"].clone());
-    };
-    assert!(phases.contains(&json!("partial")) && phases.contains(&json!("eager")), "{phases:?}");
-    assert_eq!((&prompt["voicePrompt"], &prompt["lang"]), (&json!(TEXT), &json!("en-GB")));
-    assert!(prompt.get("phase").is_none(), "as an unmodified agent knows it: {prompt}");
-    call.hang_up().await;
+        call.say(&voice()).await.expect("the caller speaks");
+        let mut phases = Vec::new();
+        let prompt = loop {
+            let (_, prompt) = session.recv_type("prompt", PATIENCE).await.expect("words come");
+            assert_eq!(prompt["voicePrompt"], json!(TEXT));
+            if prompt["last"] == json!(true) {
+                break prompt;
+            }
+            phases.push(prompt["phase"].clone());
+        };
+        assert!(phases.contains(&json!("partial")) && phases.contains(&json!("eager")), "{agent}: {phases:?}");
+        assert_eq!((&prompt["voicePrompt"], &prompt["lang"]), (&json!(TEXT), &json!("en-GB")));
+        assert!(prompt.get("phase").is_none(), "as an unmodified agent knows it: {prompt}");
+        call.hang_up().await;
+    }
     rig.app.drain().await;
 }
 
@@ -160,6 +168,121 @@ async fn a_recogniser_that_is_not_there_costs_an_apology_and_the_call_goes_on() 
     assert!(apology.await.contains("did not hear"));
     assert!(!handle.has_ended());
     call.hang_up().await;
+    rig.app.drain().await;
+}
+
+/// What a service answers that is none.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    /// Nothing, ever.
+    Silent,
+    /// The page of a proxy.
+    Page,
+    /// Text without end.
+    Endless,
+    /// More text than somebody can have said.
+    Long,
+    /// Words between control characters, of a terminal and others.
+    Control,
+}
+
+/// A service with the fault that is set.
+async fn faulty(fault: Arc<Mutex<Fault>>) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("bound"));
+    let answer = move |mut form: Multipart| async move {
+        while let Some(field) = form.next_field().await.expect("a form") {
+            field.bytes().await.expect("bytes");
+        }
+        let fault = *fault.lock().expect("whole");
+        match fault {
+            Fault::Silent => std::future::pending().await,
+            Fault::Page => Html("<html><body><h1>502 Bad Gateway</h1>\0</body></html>").into_response(),
+            Fault::Endless => {
+                let piece = bytes::Bytes::from("{\"text\":\"and so on and on, ".repeat(1_000));
+                let pieces = futures_util::stream::repeat_with(move || Ok::<_, std::io::Error>(piece.clone()));
+                axum::body::Body::from_stream(pieces).into_response()
+            }
+            Fault::Long => axum::Json(json!({ "text": "and so on ".repeat(20_000) })).into_response(),
+            Fault::Control => {
+                axum::Json(json!({ "text": "I would\u{7} like\n a\u{0} table\u{9b}for\u{1b} two." })).into_response()
+            }
+        }
+    };
+    let app = axum::Router::new().route("/v1/audio/transcriptions", post(answer));
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    url
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_recogniser_that_answers_nonsense_costs_its_caller_an_apology_and_others_nothing() {
+    let mut server = Server::bind("127.0.0.1:0".parse().expect("an address")).await.expect("a free port");
+    let (url, fault) = (server.url(), Arc::new(Mutex::new(Fault::Silent)));
+    let service = faulty(fault.clone()).await;
+    let rig = Rig::with(|config| {
+        config.recognizer.url = Some(service);
+        config.recognizer.timeout_ms = 1_000;
+        config.call.barge_in.interruptible = antiphon::call::Interruptible::None;
+        config.agent.insert("remote".into(), Agent::at(&url));
+        // A busy machine is late, and refuses nothing here.
+        config.scheduler.first_audio_target_ms = 60_000;
+    })
+    .await;
+    // Somebody else is spoken to meanwhile.
+    let other = rig.telephone("silent", Codec::Pcma).await;
+    let asked = rig.speak(&other, &SENTENCE.repeat(24)).await;
+    let onset = other.onset(asked, PATIENCE).await.expect("the other caller hears it");
+    for (now, told) in [
+        (Fault::Silent, Some("in time")),
+        (Fault::Page, Some("no transcription")),
+        (Fault::Endless, Some("larger than")),
+        (Fault::Long, None),
+        (Fault::Control, None),
+    ] {
+        *fault.lock().expect("whole") = now;
+        let call = rig.telephone("remote", Codec::Pcmu).await;
+        let mut session = server.next_session(PATIENCE).await.expect("the gateway dials");
+        let handle = rig.handle(&call).await;
+        let mut events = handle.events();
+        let spoke = call.say(&voice()).await.expect("the caller speaks") + voice().duration();
+        match told {
+            Some(told) => {
+                let reason = find(&mut events, |event| match event {
+                    CallEvent::Deaf { reason, .. } => Some(reason),
+                    _ => None,
+                });
+                let reason = reason.await;
+                assert!(reason.contains(told), "{now:?}: {reason}");
+                loop {
+                    let (_, frame) = session.recv(PATIENCE).await.expect("the agent is told");
+                    assert!(frame["type"] != json!("prompt"), "{now:?}: {frame}");
+                    if frame["name"] == json!("deaf") {
+                        break;
+                    }
+                }
+                let apology = find(&mut events, |event| match event {
+                    CallEvent::TurnEnded { heard, .. } => Some(heard.text),
+                    _ => None,
+                });
+                assert!(apology.await.contains("did not hear"), "{now:?}");
+                call.onset(spoke, PATIENCE).await.expect("and the caller hears it");
+            }
+            None => {
+                let (_, prompt) = session.recv_type("prompt", PATIENCE).await.expect("words come");
+                let text = prompt["voicePrompt"].as_str().expect("a text");
+                assert!(!text.chars().any(char::is_control) && text.len() <= 8 << 10, "{now:?}: {text:?}");
+                assert!(now == Fault::Long || text == "I would like a table for two.", "{text:?}");
+            }
+        }
+        assert!(!handle.has_ended(), "{now:?}: the call goes on");
+        call.hang_up().await;
+    }
+    // Its turn has sounded all the time, without a packet too few.
+    let (heard, until) = (other.ear().heard(), antiphon_loadgen::call::now());
+    assert_eq!(gaps(&heard, onset, until), Vec::new());
+    let speaking = other.onset(until, PATIENCE).await;
+    assert!(speaking.is_some(), "the turn was long enough");
+    other.hang_up().await;
     rig.app.drain().await;
 }
 

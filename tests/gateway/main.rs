@@ -38,6 +38,7 @@ mod loadgen;
 mod metrics;
 mod mouth_to_ear;
 mod moving;
+mod newcomer;
 mod nodes;
 mod packaging;
 mod pages;
