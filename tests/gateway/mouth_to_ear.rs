@@ -1,7 +1,8 @@
 //! Mouth to ear as the load generator measures it: callers speak, a recogniser and a language model that answer at once
 //! stand behind the gateway, and the answer is listened for. With answers on speculation and without.
 //!
-//! `cargo test --test gateway mouth_to_ear -- --nocapture` prints the figures.
+//! `ANTIPHON_MOUTH_TO_EAR_S=240 chrt -r 5 cargo test --test gateway mouth_to_ear -- --nocapture` prints the figures of so many seconds
+//! each, without the variable of fifteen.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -49,6 +50,12 @@ fn saying() -> Arc<Saying> {
     Arc::new(Saying::new("speech", Clip { rate, pcm }).expect("audible"))
 }
 
+/// How long callers speak, in each mode. A slow machine takes some seconds for a turn.
+fn duration() -> Duration {
+    let seconds = std::env::var_os("ANTIPHON_MOUTH_TO_EAR_S").and_then(|value| value.to_str()?.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(15))
+}
+
 async fn measure(speculate: bool) -> Level {
     let (llm, asked) = model().await;
     let service = service().await;
@@ -70,8 +77,7 @@ async fn measure(speculate: bool) -> Level {
     };
     let load = Load {
         arrivals: Arrivals::Closed(1),
-        // A slow machine takes some seconds for a turn.
-        duration: Duration::from_secs(15),
+        duration: duration(),
         warm_up: Duration::ZERO,
         ramp: (Duration::ZERO, Duration::ZERO),
         legs: vec![(Leg::Sip, 1.0)],
