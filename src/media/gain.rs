@@ -7,7 +7,7 @@
 //! detector were trained on, and its soft syllables lie under the detector's floor. So the level of what was voice is measured
 //! (a little above its mean, as loud syllables count for more) and brought up to that of ITU-T telephony. The gain moves slowly,
 //! and only while the caller speaks: noise, silence and pauses leave it where it is, so nothing swells between words. It never
-//! attenuates: who is loud enough is passed on bit by bit, and what was clipped before it came cannot be mended. Peaks are
+//! attenuates: callers who are loud enough are passed on unchanged, and what was clipped before it came cannot be mended. Peaks are
 //! held below full scale by a limiter, without delay.
 //!
 //! What is compared with what *we* sent (echoes) and what others hear (taps, recordings, bridges) has the level that it came with.
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_loud_is_passed_on_to_the_bit_and_is_not_clipped_behind_somebody_quiet() {
+    fn a_loud_caller_is_passed_on_to_the_bit_and_is_not_clipped_after_a_quiet_one() {
         for db in [6.0, 12.0] {
             assert!(heard(true, &said(db)).heard == said(db), "{db} dB");
         }
@@ -269,7 +269,7 @@ mod tests {
         let turns = line.turns.len();
         line.hear(&said(-42.0));
         assert_eq!(line.turns.len(), turns);
-        // Where nobody was heard yet, that might be the caller.
+        // Before any voice was heard, that might be the caller.
         assert!(heard(true, &said(-42.0)).turns.len() >= 2);
     }
 }

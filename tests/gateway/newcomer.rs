@@ -23,7 +23,7 @@ use super::program::Serve;
 use super::support::{PATIENCE, SENTENCE};
 use super::voice::voice;
 
-/// A first answer that nobody hears to its end.
+/// Of a first answer that is interrupted.
 const SENTENCES: usize = 8;
 /// Every later answer.
 const SHORT: &str = "Very well.";

@@ -329,7 +329,7 @@ impl Drop for Side<'_> {
 }
 
 /// Where the successors of `texts` are to be, each given by the one that it goes on from, and what is to be copied for it, all before
-/// anything is written: the first of a text's successors stays where that one is, the others go where nobody is.
+/// anything is written: the first of a text's successors stays in its place, the others take places that no successor needs.
 fn succeed(
     texts: &[usize],
     slots: &[usize],
@@ -730,7 +730,7 @@ mod tests {
     }
 
     #[test]
-    fn who_succeeds_a_text_is_where_nobody_is_who_is_succeeded() {
+    fn a_successor_takes_a_place_whose_text_has_none() {
         let slots = [7, 20, 21, 22];
         assert_eq!(succeed(&[7], &slots, [0, 0, 0].into_iter()), (vec![7, 20, 21], vec![(7, 20), (7, 21)]));
         // The second of the first, twice the third: where the first was is free.
