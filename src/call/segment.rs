@@ -3,10 +3,8 @@
 //! Text comes in pieces that may split words anywhere and leaves in sentence-sized parts, as soon as it is
 //! certain that a part is complete. The machine owns the unfinished rest; it knows nothing of time.
 //!
-//! What it does to the text: control characters go, line breaks become spaces (an empty line ends a sentence),
-//! and the Markdown that a voice would read aloud goes (`**`, `__`, backquotes, and `#`, `-`, `*`, `>` at the
-//! start of a line). Everything else stays, notably tags in angle or square brackets, which some voices
-//! understand.
+//! What it does to the text before: control characters go, line breaks become spaces (an empty line ends a sentence),
+//! and of what is written for the eye (Markdown, emoji, code, tables) only the words stay ([`markdown`]).
 //!
 //! # Why
 //! - A full stop is the end of a sentence only with white space and then no small letter behind it: "3.5",
@@ -18,6 +16,7 @@
 //! - Very short sentences after the first join the next: voices do badly on single words.
 //! - Where a listener would hear silence meanwhile, a part ends inside a sentence ([`Segmenter::phrase`]).
 
+mod markdown;
 mod phrase;
 mod script;
 
@@ -28,6 +27,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use self::markdown::{Cleaner, PARAGRAPH};
 use crate::text::Lexicon;
 use crate::text::ssml::{is_inline, is_place};
 
@@ -45,13 +45,17 @@ pub struct SegmentConfig {
     pub phrase_chars: usize,
     /// A writer who pauses for so many milliseconds has finished the sentence, or, where nothing else sounds, a phrase.
     pub pause_ms: u64,
+    /// Said in place of each block of code; empty: nothing.
+    pub code_block: String,
 }
 
 impl Default for SegmentConfig {
     fn default() -> Self {
         // 24 characters are about 1.5 s of speech: enough for the next part to be ready behind it.
         // 200 ms are several times the usual time between two tokens of a model.
-        Self { first_clause_chars: 24, min_chars: 12, max_chars: 280, phrase_chars: 24, pause_ms: 200 }
+        // A phrase for code is of one language, and a text about it mostly says what it is: nothing is said.
+        let code_block = String::new();
+        Self { first_clause_chars: 24, min_chars: 12, max_chars: 280, phrase_chars: 24, pause_ms: 200, code_block }
     }
 }
 
@@ -71,8 +75,8 @@ pub struct Segmenter {
 impl Segmenter {
     /// At the beginning of a turn.
     pub fn new(config: SegmentConfig) -> Self {
-        let (pending, cleaner, lexicon) = (String::new(), Cleaner::default(), Lexicon::default());
-        Self { config, pending, cleaner, first: true, lexicon, looked: None }
+        let (cleaner, lexicon) = (Cleaner::new(&config.code_block), Lexicon::default());
+        Self { config, pending: String::new(), cleaner, first: true, lexicon, looked: None }
     }
 
     /// Cuts no entry of `lexicon`.
@@ -131,13 +135,16 @@ impl Segmenter {
 
     /// Whether text waits for what follows it.
     pub fn is_waiting(&self) -> bool {
-        !self.pending.trim().is_empty()
+        !self.pending.trim().is_empty() || self.cleaner.is_holding()
     }
 
     /// Nothing else sounds: appends what can be spoken of the text that waits to `out`, whole sentences and then the
     /// beginning of the next. `say` gives the words that a text will be read as: a cut does not change them.
     /// `words`: a single word is enough, for a voice that takes text as it is written.
     pub fn phrase(&mut self, patience: Patience, words: bool, say: &dyn Fn(&str) -> String, out: &mut Vec<String>) {
+        if patience == Patience::Silent {
+            self.cleaner.give_up(&mut self.pending);
+        }
         if !self.is_waiting() || self.looked == Some((self.pending.len(), patience)) {
             return;
         }
@@ -342,9 +349,6 @@ const ABBREVIATIONS: [&str; 40] = [
     "fr", "ca", "approx", "ext", "maj", "cmdr",
 ];
 
-/// Stands for an empty line in cleaned text. Cannot come from outside: control characters are removed.
-const PARAGRAPH: char = '\u{b}';
-
 /// `text` without what should not be read aloud, in one line.
 pub fn clean(text: &str) -> String {
     let mut cleaned = String::new();
@@ -352,122 +356,6 @@ pub fn clean(text: &str) -> String {
     cleaner.clean(text, &mut cleaned);
     cleaner.finish(&mut cleaned);
     crate::text::without_tokens(&cleaned.replace(PARAGRAPH, " ")).trim().to_owned()
-}
-
-/// Removes what should not be read aloud, across pieces.
-#[derive(Debug)]
-struct Cleaner {
-    /// Only white space and markers since the last line break.
-    line_start: bool,
-    /// Line breaks since the last text.
-    breaks: u32,
-    /// The last character written was white space, or nothing was written.
-    spaced: bool,
-    /// The last character written was a letter or a digit.
-    joined: bool,
-    /// An emphasis marker whose next character decides (`*`, `_`).
-    held: Option<char>,
-    /// What a line begins with and is a marker only before white space (`-`, `#`). A few characters at most.
-    marker: String,
-}
-
-/// Longest run of characters that can mark a line: six for a heading, more for a rule of hyphens.
-const LONGEST_MARKER: usize = 6;
-
-impl Default for Cleaner {
-    fn default() -> Self {
-        Self { line_start: true, breaks: 0, spaced: true, joined: false, held: None, marker: String::new() }
-    }
-}
-
-impl Cleaner {
-    fn clean(&mut self, piece: &str, out: &mut String) {
-        for c in piece.chars() {
-            match c {
-                '\n' | '\u{2028}' | '\u{2029}' => {
-                    self.release(c, out);
-                    self.marker.clear();
-                    self.breaks += 1;
-                    self.line_start = true;
-                }
-                '`' | '\u{feff}' | '\u{ad}' | '\u{200b}' => {}
-                '#' | '>' | '-' | '+' | '*' if self.line_start && self.held.is_none() => self.mark(c),
-                c if c.is_whitespace() => {
-                    self.release(c, out);
-                    self.marker.clear();
-                    if !self.spaced {
-                        self.write(' ', out);
-                    }
-                }
-                c if c.is_control() => {}
-                c => {
-                    self.release(c, out);
-                    match c {
-                        // The second of a pair went with the first.
-                        '*' | '_' if self.held == Some('\0') => self.held = None,
-                        '*' | '_' => self.held = Some(c),
-                        c => {
-                            self.held = None;
-                            self.unmark(out);
-                            self.write(c, out);
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    /// The text is complete: what waited for its next character is decided.
-    fn finish(&mut self, out: &mut String) {
-        self.release('\n', out);
-        *self = Self::default();
-    }
-
-    /// Decides on the held emphasis marker now that `next` is known: two of a kind go, one stays between blanks or
-    /// within a word, and goes where it opens or closes one.
-    fn release(&mut self, next: char, out: &mut String) {
-        let Some(held) = self.held.take().filter(|held| *held != '\0') else { return };
-        if held == next {
-            self.held = Some('\0');
-            return;
-        }
-        let apart = self.spaced && next.is_whitespace() && held == '*';
-        let within = self.joined && next.is_alphanumeric();
-        if apart || within {
-            self.write(held, out);
-        }
-    }
-
-    /// Takes a character that may mark a line. A longer run is a rule, of which nothing is said.
-    fn mark(&mut self, c: char) {
-        if self.marker.len() < LONGEST_MARKER {
-            self.marker.push(c);
-        }
-    }
-
-    /// What looked like a marker belongs to a word: "-5", "#1", "+1". Asterisks are emphasis.
-    fn unmark(&mut self, out: &mut String) {
-        let marker = std::mem::take(&mut self.marker);
-        for c in marker.chars().filter(|c| *c != '*') {
-            self.write(c, out);
-        }
-    }
-
-    fn write(&mut self, c: char, out: &mut String) {
-        if self.breaks > 0 {
-            match (self.breaks, out.is_empty()) {
-                (_, true) => {}
-                (1, false) if self.spaced => {}
-                (1, false) => out.push(' '),
-                (_, false) => out.push(PARAGRAPH),
-            }
-            self.breaks = 0;
-        }
-        self.spaced = c == ' ';
-        self.joined = c.is_alphanumeric();
-        self.line_start = self.line_start && self.spaced;
-        out.push(c);
-    }
 }
 
 #[cfg(test)]

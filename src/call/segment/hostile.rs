@@ -16,7 +16,7 @@ const PIECE: usize = 4 << 10;
 /// Said for each byte that is written at most: a digit is a word, and a sign may be several.
 const SAID: usize = 48;
 
-const FAMILIES: [(&str, &str); 22] = [
+const FAMILIES: [(&str, &str); 34] = [
     ("right to left", "\u{202e}live \u{2067}evil\u{2069} \u{202d}\u{200f}abc "),
     ("combining marks", "e\u{301}\u{301}\u{301}\u{301}\u{301}\u{301}\u{301}\u{301}"),
     ("marks without letters", "\u{301}\u{20dd}\u{489}"),
@@ -39,6 +39,18 @@ const FAMILIES: [(&str, &str); 22] = [
     ("one endless word", "aaaaaaaaaaaaaaaa"),
     ("digits", "1.234,5678:90-12/3"),
     ("amounts", "$1,000,000.00 "),
+    ("a fence without an end", "```\ncode "),
+    ("fences", "```\n"),
+    ("code without an end", "a ` b `` c"),
+    ("openings of brackets", "["),
+    ("links inside of links", "[a](b[c](http://d"),
+    ("a link without an end", "[a](https://e/aaaaaaaa"),
+    ("brackets and no address", "[a] (b [c](d e "),
+    ("images", "![a](data:aaaaaaaaaaaa"),
+    ("bars", "\n| a | -"),
+    ("struck", " ~~a b~"),
+    ("sources", "【a†"),
+    ("pictures", "👨\u{200d}👩🏽\u{fe0f}1\u{20e3}"),
 ];
 
 /// `length` bytes of one family.
@@ -98,7 +110,7 @@ fn what_is_held_of_a_hostile_text_does_not_grow_with_it() {
 }
 
 #[test]
-#[ignore = "4.4 GB of text: minutes"]
+#[ignore = "6.8 GB of text: minutes"]
 fn a_hundred_megabytes_of_each_are_survived() {
     survive(100 << 20);
 }
@@ -131,7 +143,7 @@ impl Dice {
             "No.", "XIV", "May", "年", "月", "日", "点", "第", "￥", "人", "時", "½", "²", "^", "×", "+", "=", "@",
             "www.", ".com", "#",
         ];
-        const MARKUP: [&str; 14] = [
+        const MARKUP: [&str; 22] = [
             "<speak>",
             "</speak>",
             "<sub alias='x'>",
@@ -146,6 +158,14 @@ impl Dice {
             "**",
             "`",
             "\n\n",
+            "\n```\n",
+            "\n| ",
+            "[",
+            "](",
+            "](https://",
+            ")",
+            "~~",
+            "🎉",
         ];
         const HARM: [&str; 10] = [
             "<|endofprompt|>",

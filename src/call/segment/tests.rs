@@ -66,6 +66,67 @@ fn markdown_and_control_characters_are_not_read_aloud() {
     assert_eq!(whole("...  — !?"), Vec::<String>::new());
 }
 
+/// Each line of the table: as written, a tab, the parts as they are said. In whatever pieces it comes, the same is said.
+#[test]
+fn what_is_written_for_the_eye_is_said_for_the_ear_in_any_pieces() {
+    let mut wrong = Vec::new();
+    let table = include_str!("../../../tests/data/text/markdown.tsv");
+    for line in table.lines().filter(|line| !line.is_empty() && line.contains('\t')) {
+        let (written, said) = line.split_once('\t').expect("a tab");
+        let written = written.replace("\\n", "\n");
+        let said: Vec<&str> = said.split(" ¦ ").filter(|part| !part.is_empty()).collect();
+        let got = whole(&written);
+        if got != said {
+            wrong.push(format!("{written:?}\n    {said:?}\n  ≠ {got:?}"));
+        }
+        // At an end that cannot go on a stream is cut as the whole is: nothing is hungry here.
+        let joined = streamed(&[&written]).concat();
+        for at in (0..written.len()).filter(|at| written.is_char_boundary(*at)) {
+            let got = streamed(&[&written[..at], &written[at..]]).concat();
+            if got != joined {
+                wrong.push(format!("{written:?} split at {at}\n    {joined:?}\n  ≠ {got:?}"));
+            }
+        }
+        let letters: Vec<String> = written.chars().map(String::from).collect();
+        let letters: Vec<&str> = letters.iter().map(String::as_str).collect();
+        let got = streamed(&letters).concat();
+        if got != joined {
+            wrong.push(format!("{written:?} by letters\n    {joined:?}\n  ≠ {got:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn a_block_of_code_is_what_the_configuration_says() {
+    let config = SegmentConfig { code_block: "You see the code in the chat.".into(), ..SegmentConfig::default() };
+    let mut out = Vec::new();
+    Segmenter::new(config).whole("Here it is:\n```js\nfoo();\n```\nAnd ```this``` is not one.", &mut out);
+    assert_eq!(out, ["Here it is:", "You see the code in the chat.", "And this is not one."]);
+}
+
+/// A writer who stops in the midst of what may be a link or a list is not waited for without end.
+#[test]
+fn what_is_held_back_is_said_when_nothing_follows() {
+    let say = |text: &str| text.to_owned();
+    for (text, said) in [("Choose [red or blue", "Choose [red or blue"), ("42", "42"), ("a ~~b", "a ~~b")] {
+        let mut segmenter = Segmenter::new(SegmentConfig::default());
+        let mut out = Vec::new();
+        segmenter.push(text, &mut out);
+        assert!(segmenter.is_waiting(), "{text}");
+        segmenter.phrase(Patience::Silent, false, &say, &mut out);
+        assert_eq!(out.join(" "), said);
+    }
+    // What a link leads to stays unsaid.
+    let mut segmenter = Segmenter::new(SegmentConfig::default());
+    let mut out = Vec::new();
+    segmenter.push("See [the page](https://exa", &mut out);
+    segmenter.phrase(Patience::Silent, false, &say, &mut out);
+    segmenter.push("mple.com/x) for more.", &mut out);
+    segmenter.finish(&mut out);
+    assert_eq!(out, ["See the page", "for more."]);
+}
+
 #[test]
 fn the_first_part_of_a_stream_leaves_at_a_clause_and_later_ones_at_sentences() {
     let steps =
@@ -160,6 +221,26 @@ proptest! {
         let letters = |text: &str| text.chars().filter(|c| c.is_alphanumeric()).collect::<String>();
         prop_assert_eq!(letters(&out.concat()), letters(&text));
         prop_assert!(out.iter().all(|part| part.chars().count() <= 280));
+    }
+
+    /// What markup is made of, in any order and cut anywhere, gives the same as the whole, and no more than was written.
+    #[test]
+    fn markup_in_any_pieces_is_the_same(text in r"([a-c 1.]|\n|```|`|\[|\]|\(|\)|!|\||---|~~|\*|_|<br>|<|http://|# |- |🎉|【|†|】|\\|\^){0,40}", cuts in proptest::collection::vec(0usize..200, 0..12)) {
+        let mut whole = String::new();
+        let mut cleaner = Cleaner::new("code");
+        cleaner.clean(&text, &mut whole);
+        cleaner.finish(&mut whole);
+        let (mut pieces, mut from) = (String::new(), 0);
+        let mut cuts: Vec<usize> = cuts.into_iter().filter(|at| text.is_char_boundary(*at) && *at <= text.len()).collect();
+        cuts.push(text.len());
+        cuts.sort_unstable();
+        for to in cuts {
+            cleaner.clean(&text[from..to], &mut pieces);
+            from = to;
+        }
+        cleaner.finish(&mut pieces);
+        prop_assert_eq!(&whole, &pieces);
+        prop_assert!(whole.len() <= 3 * text.len() + 8, "{:?}", whole);
     }
 
     /// Nothing from outside panics it.
