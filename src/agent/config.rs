@@ -37,6 +37,9 @@ pub struct Agent {
     pub interruptible: Option<Interruptible>,
     /// Voice of this agent.
     pub voice: Option<String>,
+    /// How fast it speaks unless a frame says otherwise, 1.0 as the voice does; 0.25 to 4.
+    #[serde(default = "default_speed")]
+    pub speed: f32,
     /// Language of this agent's text, as a BCP 47 tag; none: the one that each sentence shows.
     pub language: Option<String>,
     /// Whether numbers, dates and signs of its text are brought into words: `on`, `reference`, `off`.
@@ -135,6 +138,10 @@ fn default_media_rate() -> u32 {
     8_000
 }
 
+fn default_speed() -> f32 {
+    1.0
+}
+
 fn default_stall_s() -> u64 {
     30
 }
@@ -146,6 +153,7 @@ impl Agent {
             voice: self.voice.clone(),
             language: self.language.clone(),
             normalise: self.normalise,
+            speed: self.speed,
             interruptible: self.interruptible,
             stream: self.stream,
             lexicon: self.lexicon.said.clone(),
@@ -160,6 +168,7 @@ impl Agent {
             language: self.language.clone(),
             normalise: self.normalise,
             lexicon: self.lexicon.said.clone(),
+            speed: self.speed,
             // Who has not heard it has not been told.
             interruptible: Some(Interruptible::None),
             stream: Streaming::Sentence,
@@ -195,6 +204,7 @@ impl Agent {
             greeting: None,
             interruptible: None,
             voice: None,
+            speed: default_speed(),
             language: None,
             normalise: crate::text::Normalise::default(),
             lexicon: Words::default(),
@@ -229,6 +239,9 @@ impl Agent {
             [] => return Err("needs `url` (a WebSocket or a built-in agent), `llm` or `media`".into()),
             [_] => {}
             _ => return Err(format!("{}: an agent is one of these; remove the others", given.join(" and "))),
+        }
+        if !(0.25..=4.0).contains(&self.speed) {
+            return Err(format!("speed = {}: expected 0.25 to 4", self.speed));
         }
         let is_socket = |url: &str| ["ws://", "wss://"].iter().any(|scheme| url.starts_with(scheme));
         if Form::at(self.media_rate).is_none() {
@@ -267,6 +280,7 @@ mod tests {
             ("media = \"https://a\"", "wss://"),
             ("media = \"ws://a\"\nmedia_rate = 11025", "11025"),
             ("url = \"builtin:nobody\"", "builtin:demo"),
+            ("url = \"ws://a\"\nspeed = 5", "0.25"),
         ] {
             let error = read(wrong).expect_err(wrong);
             assert!(error.contains(why), "{wrong}: {error}");

@@ -180,6 +180,9 @@ pub enum FromAgent {
         /// Manner of speaking.
         #[serde(default)]
         instructions: Option<String>,
+        /// Speaking rate, 1.0 as the voice speaks; 0.25 to 4.
+        #[serde(default)]
+        speed: Option<f32>,
         /// Same text, voice and seed: same audio.
         #[serde(default)]
         seed: Option<u64>,

@@ -212,3 +212,16 @@ async fn an_agent_that_attaches_does_not_wait_for_the_one_that_is_dialled() {
     let end = conversation.serve_configured().await;
     assert!(matches!(end, RelayEnd::Replaced(_)), "{end:?}");
 }
+
+#[tokio::test]
+async fn an_agent_sets_its_speed_for_all_its_turns_and_for_one() {
+    let mut rig = Rig::new();
+    let agent = Agent { speed: 1.5, ..Agent::at("ws://127.0.0.1:1/") };
+    let mut relay = Relay::new(rig.handle.clone(), &agent);
+    rig.asked();
+    for (more, speed) in [("", 1.5), (r#","speed":0.8"#, 0.8), (r#","speed":99"#, 4.0)] {
+        let frame = format!(r#"{{"type":"text","token":"Hello.","last":true{more}}}"#);
+        assert_eq!(relay.apply(frames::parse(&frame).expect("a frame")).await, Ok(()));
+        assert!(matches!(&rig.asked()[..], [Command::Text(delta)] if delta.style.speed == speed), "{more}");
+    }
+}
