@@ -46,13 +46,18 @@ struct Cue {
 /// The first mistake in its markup.
 pub(super) fn split(item: &Item, language: Option<&str>, lexicon: &Lexicon) -> Result<Vec<String>, String> {
     let cuts = Script::whole_reading(&item.input, SegmentConfig::default(), item.markup, lexicon)?;
+    let apart = |cut| match cut {
+        Cut::Piece(piece) if language.is_none() => piece.by_language().into_iter().map(Cut::Piece).collect(),
+        cut => vec![cut],
+    };
     let one = |cut| match (item.markup, cut) {
         // Read when it is spoken: the lexicon may have changed until then.
         (Markup::None, Cut::Piece(piece)) => Some(piece.text),
         (_, Cut::Piece(piece)) => read(&piece, language, lexicon).map(|cue| cue.kept()),
         (_, Cut::Break(length)) => Some(Cue::silence(length.as_millis() as u64).kept()),
     };
-    let parts: Vec<String> = cuts.into_iter().filter_map(one).filter(|part| !part.trim().is_empty()).collect();
+    let parts: Vec<String> =
+        cuts.into_iter().flat_map(apart).filter_map(one).filter(|part| !part.trim().is_empty()).collect();
     let speaks = |part: &String| Cue::of(part).is_none_or(|cue| !cue.text.is_empty());
     // Silence alone is nothing to say.
     Ok(if parts.iter().any(speaks) { parts } else { Vec::new() })

@@ -26,8 +26,13 @@ pub trait Speech: Send + Sync + 'static {
         None
     }
 
-    /// Whether `voice` says phonemes that a text gives; others say the words that are written.
+    /// Whether `voice` says phonemes that a whole text gives; others say the words that are written.
     fn says_phonemes(&self, _voice: Option<&str>) -> bool {
+        true
+    }
+
+    /// Whether `voice` speaks the language of this BCP 47 tag, as far as is known.
+    fn speaks(&self, _voice: Option<&str>, _tag: &str) -> bool {
         true
     }
 

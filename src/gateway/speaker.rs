@@ -145,10 +145,15 @@ impl Speaker {
 
     /// More to say, after what waits.
     pub fn add(&mut self, parts: impl IntoIterator<Item = impl Into<Cut>>) {
-        for part in parts {
-            let part = part.into();
-            self.given.of += chars(&part);
-            self.waiting.push_back(part);
+        for cut in parts.into_iter().map(Into::into) {
+            let cuts: Vec<Cut> = match cut {
+                Cut::Piece(piece) if self.manner.language.is_none() => {
+                    piece.by_language().into_iter().map(Cut::Piece).collect()
+                }
+                cut => vec![cut],
+            };
+            self.given.of += cuts.iter().map(chars).sum::<usize>();
+            self.waiting.extend(cuts);
         }
     }
 

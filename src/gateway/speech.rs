@@ -18,6 +18,10 @@ impl Speech for Engine {
         Engine::says_phonemes(self, voice)
     }
 
+    fn speaks(&self, voice: Option<&str>, tag: &str) -> bool {
+        Engine::speaks(self, voice, tag)
+    }
+
     fn append(&self, stream: StreamId, utterance: UtteranceId, text: &str, last: bool) {
         Engine::append(self, stream, utterance, text, last);
     }
@@ -69,6 +73,10 @@ impl Speech for WithFallback {
 
     fn says_phonemes(&self, voice: Option<&str>) -> bool {
         Engine::says_phonemes(&self.engine, voice)
+    }
+
+    fn speaks(&self, voice: Option<&str>, tag: &str) -> bool {
+        Engine::speaks(&self.engine, voice, tag)
     }
 
     fn append(&self, stream: StreamId, utterance: UtteranceId, text: &str, last: bool) {

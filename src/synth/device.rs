@@ -304,7 +304,16 @@ impl Engine {
         let content = self.inner.content(voice);
         let mut serving =
             devices.values().filter(|device| device.is_ready() && serves(&devices, device, voice, content.as_deref()));
-        serving.all(|device| device.kind() == Some("espeak"))
+        serving.all(|device| matches!(device.kind(), Some("espeak" | "cosyvoice3")))
+    }
+
+    /// Whether `voice` speaks the language of this BCP 47 tag, as far as is known. While no device is ready: yes.
+    pub fn speaks(&self, voice: Option<&str>, tag: &str) -> bool {
+        let devices = self.inner.devices();
+        let content = self.inner.content(voice);
+        let mut serving =
+            devices.values().filter(|device| device.is_ready() && serves(&devices, device, voice, content.as_deref()));
+        serving.all(|device| place::speaks(device, voice, tag))
     }
 
     /// Goes on with the text of a streamed utterance that was taken; behind the `last` piece none follows. A piece ends

@@ -1,5 +1,14 @@
 //! Which language a text is in.
 
+#[rustfmt::skip]
+mod words;
+
+use std::ops::Range;
+
+use whatlang::{Detector, Lang};
+
+use self::words::{LATIN, SMALL_WORDS};
+
 /// The languages that have rules of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -56,40 +65,78 @@ pub(super) fn is_dense(c: char) -> bool {
 
 /// Characters of a text that are looked at: what a text is written in shows early.
 const LOOKED_AT: usize = 2_000;
+/// Letters from which a text without small words is asked of statistics, which guess wrong on less.
+const LONG: usize = 24;
+/// Languages of the table of small words in Cyrillic letters.
+const CYRILLIC: [&str; 4] = ["uk", "bg", "sr", "mk"];
+/// Languages in Latin letters that one word is enough for.
+const MOST: [&str; 7] = ["en", "de", "fr", "es", "it", "pt", "nl"];
+/// Letters from which a text shows its language: one of fewer may be names and numbers.
+pub const TELLING: usize = 30;
 
 /// The BCP 47 tag of the language that `text` is written in; `None` where that is not certain.
 ///
-/// The script tells most of the world's languages; among those in Latin letters the small words do, which every
-/// sentence has. A text of names and numbers has none and is of no certain language.
+/// The script tells many of the world's languages, or their family; among those in Latin letters the small words do,
+/// which every sentence has. Where both leave a choice, letters that few languages write and `whatlang`'s trigrams
+/// decide. A text of names and numbers is of no certain language.
 pub fn detect(text: &str) -> Option<&'static str> {
-    let mut scripts = [0_usize; SCRIPTS.len()];
-    let (mut han, mut latin) = (0, 0);
-    for c in text.chars().take(LOOKED_AT) {
-        match c {
-            // One kana is enough: no other language has them.
-            '\u{3041}'..='\u{30fa}' | '\u{31f0}'..='\u{31ff}' => return Some("ja"),
-            '\u{3400}'..='\u{9fff}' | '\u{f900}'..='\u{faff}' | '\u{20000}'..='\u{3134f}' => han += 1,
-            'a'..='z' | 'A'..='Z' | '\u{c0}'..='\u{24f}' => latin += 1,
-            c if c.is_alphabetic() => {
-                if let Some(at) = SCRIPTS.iter().position(|(from, to, _)| (*from..=*to).contains(&c)) {
-                    scripts[at] += 1;
-                }
-            }
-            _ => {}
-        }
-    }
-    let (most, tag) = scripts.iter().zip(SCRIPTS).map(|(count, (_, _, tag))| (*count, *tag)).max_by_key(|(n, _)| *n)?;
-    if most > 0 && most >= han && most * 2 >= latin {
-        return Some(tag);
-    }
-    // An ideograph says about as much as four letters.
-    if han > 0 && han * 4 >= latin {
-        return Some("zh");
-    }
-    by_small_words(text)
+    let counts = Counts::of(text);
+    counts.by_script(text).unwrap_or_else(|| by_words(text, &counts))
 }
 
-/// Scripts of one widely spoken language.
+/// Letters of a text by script.
+struct Counts {
+    kana: bool,
+    han: usize,
+    latin: usize,
+    others: [usize; SCRIPTS.len()],
+}
+
+impl Counts {
+    fn of(text: &str) -> Self {
+        let mut counts = Self { kana: false, han: 0, latin: 0, others: [0; SCRIPTS.len()] };
+        for c in text.chars().take(LOOKED_AT) {
+            match c {
+                '\u{3041}'..='\u{30fa}' | '\u{31f0}'..='\u{31ff}' => counts.kana = true,
+                '\u{3400}'..='\u{9fff}' | '\u{f900}'..='\u{faff}' | '\u{20000}'..='\u{3134f}' => counts.han += 1,
+                'a'..='z' | 'A'..='Z' | '\u{c0}'..='\u{24f}' | '\u{1e00}'..='\u{1eff}' => counts.latin += 1,
+                c if c.is_alphabetic() => {
+                    if let Some(at) = SCRIPTS.iter().position(|(from, to, _)| (*from..=*to).contains(&c)) {
+                        counts.others[at] += 1;
+                    }
+                }
+                _ => {}
+            }
+        }
+        counts
+    }
+
+    /// `None`: it is in Latin letters.
+    fn by_script(&self, text: &str) -> Option<Option<&'static str>> {
+        // One kana is enough: no other language has them.
+        if self.kana {
+            return Some(Some("ja"));
+        }
+        let all = self.others.iter().zip(SCRIPTS).map(|(count, (_, _, tag))| (*count, *tag));
+        let (most, tag) = all.max_by_key(|(count, _)| *count)?;
+        if most > 0 && most >= self.han && most * 2 >= self.latin {
+            return Some(Some(match tag {
+                "ru" => cyrillic(text),
+                // Letters that Arabic does not have, and those that of these two only Urdu has.
+                "ar" if text.contains(['ٹ', 'ڈ', 'ڑ', 'ں', 'ے', 'ہ']) => "ur",
+                "ar" if text.contains(['پ', 'چ', 'ژ', 'گ', 'ی', 'ک']) => "fa",
+                "hi" if most >= LONG => {
+                    among(text, &[("hi", Lang::Hin), ("mr", Lang::Mar), ("ne", Lang::Nep)]).unwrap_or(tag)
+                }
+                tag => tag,
+            }));
+        }
+        // An ideograph says about as much as four letters.
+        (self.han > 0 && self.han * 4 >= self.latin).then_some(Some("zh"))
+    }
+}
+
+/// Scripts of one widely spoken language, or of a family that has one.
 const SCRIPTS: &[(char, char, &str)] = &[
     ('\u{370}', '\u{3ff}', "el"),
     ('\u{400}', '\u{4ff}', "ru"),
@@ -98,49 +145,224 @@ const SCRIPTS: &[(char, char, &str)] = &[
     ('\u{600}', '\u{6ff}', "ar"),
     ('\u{900}', '\u{97f}', "hi"),
     ('\u{980}', '\u{9ff}', "bn"),
+    ('\u{a00}', '\u{a7f}', "pa"),
+    ('\u{a80}', '\u{aff}', "gu"),
     ('\u{b80}', '\u{bff}', "ta"),
     ('\u{c00}', '\u{c7f}', "te"),
+    ('\u{c80}', '\u{cff}', "kn"),
+    ('\u{d00}', '\u{d7f}', "ml"),
+    ('\u{d80}', '\u{dff}', "si"),
     ('\u{e00}', '\u{e7f}', "th"),
+    ('\u{1000}', '\u{109f}', "my"),
     ('\u{10a0}', '\u{10ff}', "ka"),
+    ('\u{1200}', '\u{137f}', "am"),
+    ('\u{1780}', '\u{17ff}', "km"),
     ('\u{ac00}', '\u{d7af}', "ko"),
 ];
 
-/// The language whose small words `text` holds most of, if clearly more than of any other.
-fn by_small_words(text: &str) -> Option<&'static str> {
+/// A language in Cyrillic letters, by those that only it has; where it shows none, by trigrams that are sure, else Russian.
+fn cyrillic(text: &str) -> &'static str {
+    let shown: Vec<char> = text.chars().take(LOOKED_AT).flat_map(char::to_lowercase).collect();
+    let has = |letters: &str| shown.iter().any(|c| letters.contains(*c));
+    // In Russian a hard sign stands before a soft vowel only.
+    let vowel = |c: Option<&char>| c.is_some_and(|c| "еёюя".contains(*c));
+    let hard = (0..shown.len()).any(|at| shown[at] == 'ъ' && !vowel(shown.get(at + 1)));
+    match () {
+        () if has("ў") => "be",
+        () if has("ђћ") => "sr",
+        () if has("ѓќѕ") => "mk",
+        () if has("љњџј") => among(text, &[("sr", Lang::Srp), ("mk", Lang::Mkd)]).unwrap_or("sr"),
+        () if has("әғқңөұүһ") => "kk",
+        () if has("їєґ") || (has("і") && !has("ыэё")) => "uk",
+        () if has("ыэё") => "ru",
+        () if hard => "bg",
+        () => {
+            let text: String = shown.into_iter().collect();
+            let found = by_small_words(&text).filter(|found| found.words >= 3 && CYRILLIC.contains(&found.tag));
+            found.map_or("ru", |found| found.tag)
+        }
+    }
+}
+
+/// Which of `languages` the trigrams of `text` are most like.
+fn among(text: &str, languages: &[(&'static str, Lang)]) -> Option<&'static str> {
+    let shown: String = text.chars().take(LOOKED_AT).collect();
+    let allowed = languages.iter().map(|(_, lang)| *lang).collect();
+    let found = Detector::with_allowlist(allowed).detect_lang(&shown)?;
+    languages.iter().find(|(_, lang)| *lang == found).map(|(tag, _)| *tag)
+}
+
+/// How many small words of a language a text holds, and of the next one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Found {
+    tag: &'static str,
+    words: usize,
+    next: Option<&'static str>,
+    of_next: usize,
+}
+
+impl Found {
+    /// More than a name or a loan would bring.
+    fn is_strong(self) -> bool {
+        self.words >= 2 && (self.words >= self.of_next * 2 || self.words >= self.of_next + 3)
+    }
+}
+
+/// A language in Latin letters.
+fn by_words(text: &str, counts: &Counts) -> Option<&'static str> {
+    if counts.latin == 0 {
+        return None;
+    }
+    let found = by_small_words(text);
+    if let Some(found) = found.filter(|found| found.is_strong()) {
+        return Some(found.tag);
+    }
+    let shown: String = text.chars().take(LOOKED_AT).collect();
+    let foreign = |word: &&str| word.contains(is_rare);
+    let foreign = shown.split(|c: char| !c.is_alphabetic()).filter(foreign).count();
+    let words = found.map_or(0, |found| found.words);
+    if foreign > 0 && foreign >= words {
+        // A name among other words is no language.
+        let all: Vec<(&str, Lang)> =
+            LATIN.iter().filter(|(_, _, rare)| *rare).map(|(tag, lang, _)| (*tag, *lang)).collect();
+        return if counts.latin >= LONG / 2 || foreign > 1 { among(text, &all) } else { None };
+    }
+    match found {
+        // A word may be a name or a loan: from such a one no language is taken that few callers speak.
+        Some(Found { tag, words: 1, of_next: 0, .. }) if !MOST.contains(&tag) => {
+            Some(text).filter(|_| counts.latin >= LONG).and_then(sure)
+        }
+        Some(Found { tag, of_next: 0, .. }) => {
+            let sure = Some(text).filter(|_| counts.latin >= 2 * LONG).and_then(sure);
+            Some(sure.unwrap_or(tag))
+        }
+        // Words that two languages share.
+        Some(Found { tag, next: Some(next), .. }) if counts.latin >= LONG / 2 => {
+            let both: Vec<(&str, Lang)> =
+                LATIN.iter().filter(|(t, ..)| [tag, next].contains(t)).map(|(tag, lang, _)| (*tag, *lang)).collect();
+            among(text, &both)
+        }
+        Some(_) => None,
+        None => Some(text).filter(|_| counts.latin >= LONG).and_then(sure),
+    }
+}
+
+/// What the trigrams say, if they are sure of it.
+fn sure(text: &str) -> Option<&'static str> {
+    let shown: String = text.chars().take(LOOKED_AT).collect();
+    let allowed = LATIN.iter().map(|(_, lang, _)| *lang).collect();
+    let found = Detector::with_allowlist(allowed).detect(&shown).filter(whatlang::Info::is_reliable)?;
+    LATIN.iter().find(|(_, lang, _)| *lang == found.lang()).map(|(tag, ..)| *tag)
+}
+
+/// The language whose small words `text` holds most of.
+fn by_small_words(text: &str) -> Option<Found> {
     let mut found = [0_usize; SMALL_WORDS.len()];
     let shown: String = text.chars().take(LOOKED_AT).collect::<String>().to_lowercase();
-    for word in shown.split(|c: char| !c.is_alphabetic()).filter(|word| !word.is_empty()) {
+    // The parts of an address ("com") are no words of a language.
+    let is_address = |chunk: &&str| {
+        let mut chars = chunk.chars().skip_while(|c| *c != '.').skip(1);
+        chunk.contains('@') || chars.next().is_some_and(char::is_alphanumeric)
+    };
+    let chunks = shown.split_whitespace().filter(|chunk| !is_address(chunk));
+    let words = chunks.flat_map(|chunk| chunk.split(|c: char| !c.is_alphabetic()));
+    for word in words.filter(|word| !word.is_empty()) {
         for (count, (_, words)) in found.iter_mut().zip(SMALL_WORDS) {
             *count += usize::from(words.contains(&word));
         }
     }
-    let best = (0..found.len()).max_by_key(|at| found[*at])?;
-    let second = (0..found.len()).filter(|at| *at != best).map(|at| found[at]).max()?;
-    (found[best] > 0 && found[best] >= second * 2).then_some(SMALL_WORDS[best].0)
+    // The first of equals: they stand in the order of how many speak them on telephones.
+    let best = (0..found.len()).rev().max_by_key(|at| found[*at])?;
+    let second = (0..found.len()).rev().filter(|at| *at != best).max_by_key(|at| found[*at])?;
+    let (tag, next) = (SMALL_WORDS[best].0, SMALL_WORDS[second].0);
+    let next = Some(next).filter(|_| found[second] > 0);
+    (found[best] > 0).then_some(Found { tag, words: found[best], next, of_next: found[second] })
 }
 
-/// Words that most sentences of a language hold, without those that two of these languages share in equal measure.
-#[rustfmt::skip]
-const SMALL_WORDS: &[(&str, &[&str])] = &[
-    ("en", &["the", "and", "is", "are", "you", "your", "to", "of", "it", "that", "this", "for", "with", "have", "we", "my",
-        "what", "how", "can", "please", "hello", "thank", "thanks", "not", "do", "will", "would", "at", "be", "i", "yes",
-        "there", "from", "by", "let", "me", "was", "has", "they", "he", "she", "when", "where", "good", "okay", "our", "on"]),
-    ("de", &["der", "die", "das", "und", "ist", "nicht", "sie", "ich", "ein", "eine", "einen", "mit", "für", "auf", "wir", "ihr",
-        "ihre", "ihnen", "sind", "wie", "bitte", "danke", "guten", "tag", "hallo", "ja", "nein", "auch", "von", "zu", "dem",
-        "den", "im", "haben", "wird", "kann", "können", "heute", "uhr", "zum", "zur", "noch", "aber", "oder", "was", "es", "morgen"]),
-    ("fr", &["le", "les", "des", "et", "est", "une", "vous", "nous", "je", "pour", "avec", "dans", "qui", "pas", "votre", "sur",
-        "bonjour", "merci", "oui", "non", "sont", "du", "au", "aux", "ce", "cette", "il", "elle", "mais", "ou", "où", "plaît",
-        "être", "avez", "suis", "ça", "à", "comment", "très", "bien", "aujourd", "hui"]),
-    ("es", &["el", "los", "las", "una", "y", "es", "en", "por", "para", "con", "usted", "su", "hola", "gracias", "sí", "del",
-        "está", "son", "pero", "muy", "qué", "cómo", "puede", "buenos", "días", "buenas", "favor", "hoy", "mañana", "tiene",
-        "nosotros", "yo", "lo", "al", "esta", "este", "cuánto", "bien"]),
-    ("it", &["il", "gli", "di", "che", "è", "sono", "per", "della", "del", "nel", "ciao", "grazie", "buongiorno", "prego", "lei",
-        "anche", "questo", "questa", "come", "può", "molto", "oggi", "domani", "una", "ma", "ho", "ha", "dei", "alla", "noi"]),
-    ("pt", &["os", "as", "um", "uma", "não", "você", "obrigado", "obrigada", "olá", "bom", "dia", "para", "com", "está", "são",
-        "muito", "também", "seu", "sua", "da", "em", "mas", "hoje", "amanhã", "eu", "ele", "isso"]),
-    ("nl", &["het", "een", "en", "van", "niet", "dat", "u", "uw", "wij", "ik", "zijn", "voor", "met", "hallo", "dank", "goedemorgen",
-        "alstublieft", "naar", "ook", "maar", "kunt", "heeft", "wordt", "vandaag", "goed", "deze", "hoe", "op"]),
-];
+/// A letter that none of the seven most spoken languages in Latin letters writes.
+fn is_rare(c: char) -> bool {
+    matches!(c, '\u{c0}'..='\u{24f}' | '\u{1e00}'..='\u{1eff}')
+        && !"äöüßàâæçéèêëîïôœùûÿñáíóúãõìòªº".contains(c.to_lowercase().next().unwrap_or(c))
+}
+
+/// Pieces of `text` that are each of one certain language, where it has several: it changes at marks between clauses.
+/// What is of no certain language goes with what is before it, at the beginning with the whole. Empty where the text is of one.
+pub fn clauses(text: &str) -> Vec<(Range<usize>, &'static str)> {
+    let mut pieces: Vec<(Range<usize>, Option<&'static str>)> = Vec::new();
+    let mut from = 0;
+    let marks = |(at, c): (usize, char)| ends_clause(c).then_some(at + c.len_utf8());
+    let ends = text.char_indices().filter_map(marks).chain([text.len()]);
+    for end in ends {
+        // A decimal comma or a time ends no clause.
+        let inside = text[end..].starts_with(|c: char| c.is_alphanumeric()) && text[..end].ends_with([',', ':', '.']);
+        if end == from || inside {
+            continue;
+        }
+        pieces.push((from..end, certain(&text[from..end])));
+        from = end;
+    }
+    if pieces.len() < 2 || pieces.iter().filter_map(|(_, tag)| *tag).all(|tag| Some(tag) == pieces[0].1) {
+        return Vec::new();
+    }
+    if pieces[0].1.is_none() {
+        pieces[0].1 = detect(text);
+    }
+    let mut joined: Vec<(Range<usize>, Option<&'static str>)> = Vec::new();
+    for (at, tag) in pieces {
+        match joined.last_mut() {
+            Some((before, known)) if tag.is_none() || known.is_none() || tag == *known => {
+                (before.end, *known) = (at.end, known.or(tag));
+            }
+            _ => joined.push((at, tag)),
+        }
+    }
+    if joined.len() < 2 {
+        return Vec::new();
+    }
+    joined.into_iter().filter_map(|(at, tag)| Some((at, tag?))).collect()
+}
+
+/// The language of a clause, if there is no doubt of it.
+fn certain(clause: &str) -> Option<&'static str> {
+    let counts = Counts::of(clause);
+    let others: usize = counts.others.iter().sum();
+    // A foreign script among Latin letters is a name, or the other way about, unless there is nothing else.
+    match counts.by_script(clause) {
+        Some(tag) => tag.filter(|_| counts.latin == 0 && (counts.kana || counts.han + others >= 2)),
+        None if counts.han + others > 0 => None,
+        None => by_small_words(clause).filter(|found| found.is_strong()).map(|found| found.tag),
+    }
+}
+
+/// Stands between clauses or sentences.
+fn ends_clause(c: char) -> bool {
+    matches!(
+        c,
+        ',' | ';'
+            | ':'
+            | '.'
+            | '!'
+            | '?'
+            | '…'
+            | '—'
+            | '–'
+            | '"'
+            | '”'
+            | '“'
+            | '«'
+            | '»'
+            | '，'
+            | '、'
+            | '；'
+            | '：'
+            | '。'
+            | '！'
+            | '？'
+            | '」'
+            | '』'
+            | '।'
+    )
+}
 
 #[cfg(test)]
 mod tests {
@@ -165,6 +387,27 @@ mod tests {
             ("Здравствуйте, чем могу помочь?", "ru"),
             ("Γεια σας", "el"),
             ("مرحبا بكم", "ar"),
+            // In Latin letters that others write, too, or with letters of their own.
+            ("Dzień dobry, w czym mogę pomóc?", "pl"),
+            ("Proszę poczekać chwilę.", "pl"),
+            ("Hej, hur kan jag hjälpa dig idag?", "sv"),
+            ("Hej, hvordan kan jeg hjælpe dig i dag?", "da"),
+            ("Hei, kuinka voin auttaa sinua tänään?", "fi"),
+            ("Merhaba, size nasıl yardımcı olabilirim?", "tr"),
+            ("Dobrý den, jak vám mohu pomoci?", "cs"),
+            ("Jó napot, miben segíthetek?", "hu"),
+            ("Bună ziua, cu ce vă pot ajuta?", "ro"),
+            ("Xin chào, tôi có thể giúp gì cho bạn?", "vi"),
+            ("Halo, ada yang bisa saya bantu?", "id"),
+            ("Let me call Łukasz for you.", "en"),
+            ("Sure thing, I am on it.", "en"),
+            // Of one script.
+            ("Добрий день, чим я можу вам допомогти?", "uk"),
+            ("Добър ден, как мога да ви помогна?", "bg"),
+            ("Добар дан, како могу да вам помогнем?", "sr"),
+            ("Подождите минуту, пожалуйста.", "ru"),
+            ("سلام، چگونه می‌توانم به شما کمک کنم؟", "fa"),
+            ("नमस्ते, मैं आपकी कैसे मदद कर सकता हूँ?", "hi"),
         ] {
             assert_eq!(detect(text), Some(tag), "{text}");
         }

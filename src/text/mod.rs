@@ -30,7 +30,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 pub use self::given::{Given, How, Say, read_given};
-pub use self::language::{Language, detect};
+pub use self::language::{Language, TELLING, clauses, detect};
 pub use self::lexicon::{Current as CurrentLexicon, Entries, Lexicon};
 pub use self::say_as::SayAs;
 pub use self::scan::{Span, Spoken, is_spaced};

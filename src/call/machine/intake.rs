@@ -95,6 +95,7 @@ impl Intake {
         turn.bytes = text.len();
         cuts.into_iter().for_each(|cut| turn.add(cut));
         speaking.synthesis.check_phonemes(&turn, out);
+        speaking.synthesis.check_language(&turn, out);
         let id = self.begin(now, turn, ahead, speaking, out);
         speaking.submit(now);
         // Refused at once and nothing of it was taken: the requester may go elsewhere with it.
@@ -145,6 +146,7 @@ impl Intake {
         }
         if let Some(turn) = speaking.queue.turns().find(|turn| turn.is_open()) {
             speaking.synthesis.check_phonemes(turn, out);
+            speaking.synthesis.check_language(turn, out);
         }
         if delta.last {
             speaking.close_open(out);

@@ -13,6 +13,7 @@ use crate::call::TurnId;
 use crate::call::event::TurnHow;
 use crate::call::handle::Style;
 use crate::call::speech::{Speech, StreamState};
+use crate::text::TELLING;
 use crate::turn::{Markup, SpeechEvent, SpeechSink, StreamId, Streaming, UtteranceEnd, UtteranceId};
 
 /// Refusals in a row that end a turn.
@@ -35,13 +36,24 @@ pub(super) struct Synthesis {
     retry_at: Option<Instant>,
     /// The turn that was given up while its text was being written.
     given_up: Option<TurnId>,
-    /// It was told that a voice cannot say phonemes.
-    told_of_phonemes: bool,
+    told: Told,
+}
+
+/// What was told of texts that the voice will not say as they are meant, each once a call.
+#[derive(Debug, Default)]
+struct Told {
+    phonemes: bool,
+    /// A text that shows no language.
+    unsure: bool,
+    /// A language that the voice lacks.
+    language: bool,
+    /// The language that the voice was last known to speak.
+    spoken: Option<String>,
 }
 
 impl Synthesis {
     pub(super) fn new(speech: Arc<dyn Speech>, sink: SpeechSink, tenant: Arc<str>) -> Self {
-        Self { speech, sink, stream: StreamId::next(), tenant, retry_at: None, given_up: None, told_of_phonemes: false }
+        Self { speech, sink, stream: StreamId::next(), tenant, retry_at: None, given_up: None, told: Told::default() }
     }
 
     /// Tells the engine how the listener fares.
@@ -63,13 +75,40 @@ impl Synthesis {
     /// Tells, once a call, that the voice of a turn does not say the phonemes that its text gives.
     pub(super) fn check_phonemes(&mut self, turn: &Turn, out: &mut Outbox) {
         let voice = turn.style.voice.as_deref();
-        if !turn.gives_phonemes || self.told_of_phonemes || self.speech.says_phonemes(voice) {
+        // Text that goes to a voice as it is written goes without.
+        let says = self.speech.says_phonemes(voice) && !turn.streams;
+        if !turn.gives_phonemes || self.told.phonemes || says {
             return;
         }
-        self.told_of_phonemes = true;
+        self.told.phonemes = true;
         let (voice, call) = (voice.unwrap_or("the default voice"), &out.shared.meta.id);
         tracing::warn!(%call, voice, "a text gives phonemes to a voice that says none");
         out.error(format!("`phoneme`: {voice} does not say phonemes; the words are spoken as they are written"));
+    }
+
+    /// Tells, once a call each, that the language of a turn's latest text is not certain, and that its voice lacks it.
+    pub(super) fn check_language(&mut self, turn: &Turn, out: &mut Outbox) {
+        let Some(part) = turn.parts.iter().rev().find(|part| !part.text.is_empty()) else { return };
+        let voice = turn.style.voice.as_deref();
+        let named = voice.unwrap_or("the default voice");
+        let call = &out.shared.meta.id;
+        match part.reading.language.as_deref() {
+            None => {
+                let letters = part.text.chars().filter(|c| c.is_alphabetic()).count();
+                if letters < TELLING || std::mem::replace(&mut self.told.unsure, true) {
+                    return;
+                }
+                tracing::warn!(%call, "the language of a text is not certain: it is read as English");
+                out.error("`lang`: the language of a text is not certain; name it, else it is read as English".into());
+            }
+            Some(tag) if self.told.language || self.told.spoken.as_deref() == Some(tag) => {}
+            Some(tag) if self.speech.speaks(voice, tag) => self.told.spoken = Some(tag.to_owned()),
+            Some(tag) => {
+                self.told.language = true;
+                tracing::warn!(%call, voice = named, language = tag, "a text is in a language that its voice lacks");
+                out.error(format!("`lang`: {named} does not speak `{tag}`; the text is spoken as well as it can"));
+            }
+        }
     }
 
     /// When to submit again what was refused.
@@ -256,6 +295,7 @@ mod tests {
         refuse: Mutex<u32>,
         has_fallback: bool,
         no_phonemes: bool,
+        lacks: Option<&'static str>,
         taken: Mutex<Vec<String>>,
     }
 
@@ -280,6 +320,10 @@ mod tests {
 
         fn says_phonemes(&self, _voice: Option<&str>) -> bool {
             !self.no_phonemes
+        }
+
+        fn speaks(&self, _voice: Option<&str>, tag: &str) -> bool {
+            self.lacks != Some(tag)
         }
 
         fn note(&self, _stream: StreamId, _note: StreamState) {}
@@ -357,6 +401,28 @@ mod tests {
             let told = std::iter::from_fn(|| out.pop()).filter(|action| format!("{action:?}").contains("phoneme"));
             assert_eq!(told.count(), usize::from(no_phonemes));
         }
+    }
+
+    #[test]
+    fn a_language_that_is_uncertain_or_lacking_is_told_of_once() {
+        let now = clock::now();
+        let told = |lacks, texts: &[&str]| {
+            let mut out = fixture::outbox(now);
+            let (_, mut synthesis, ..) = set_up(Refusing { lacks, ..Refusing::default() });
+            for text in texts {
+                let mut turn = Turn::new(TurnId::next(), Style::default(), now, true);
+                turn.add_text(vec![(*text).to_owned()]);
+                synthesis.check_language(&turn, &mut out);
+            }
+            let told = std::iter::from_fn(|| out.pop()).map(|action| format!("{action:?}"));
+            told.filter(|action| action.contains("`lang`")).collect::<Vec<_>>()
+        };
+        let german = "Guten Tag, wie kann ich Ihnen helfen?";
+        assert!(told(None, &[german, "Hello, how can I help you?", "Acme 42"]).is_empty());
+        let lacking = told(Some("de"), &["Hello, how can I help you?", german, german]);
+        assert!(lacking.len() == 1 && lacking[0].contains("`de`"), "{lacking:?}");
+        let names = "Schmidt Müller Petersen Andersson Kowalski";
+        assert_eq!(told(None, &[names, names]).len(), 1);
     }
 
     #[test]

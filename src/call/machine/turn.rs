@@ -102,14 +102,20 @@ impl Turn {
 
     /// Adds what is to be synthesised, or silence.
     pub(super) fn add(&mut self, cut: Cut) {
-        let Piece { text, given, manner } = match cut {
-            Cut::Piece(piece) => piece,
+        match cut {
+            // A voice that takes words goes on in the same breath, whatever their language.
+            Cut::Piece(piece) if self.streams || self.style.language.is_some() => self.add_piece(piece),
+            Cut::Piece(piece) => piece.by_language().into_iter().for_each(|piece| self.add_piece(piece)),
             Cut::Break(length) => {
                 let samples = (length.as_secs_f64() * f64::from(RATE)) as usize;
                 self.complete_part();
-                return self.parts.push(Part::sound(Audio::Silence(samples)));
+                self.parts.push(Part::sound(Audio::Silence(samples)));
             }
-        };
+        }
+    }
+
+    fn add_piece(&mut self, piece: Piece) {
+        let Piece { text, given, manner } = piece;
         self.gives_phonemes |= given.iter().any(|given| matches!(given.say, Say::Phonemes(_)));
         let style = &self.style;
         let (before, language) = context(&self.parts);
@@ -481,6 +487,11 @@ mod tests {
         };
         let texts = ["Das ist gut, und wir haben 5.", "Genau 7.", "你好，很高兴认识你。"];
         assert_eq!(languages(Style::default(), &texts), ["de", "de", "zh"]);
+        // Each clause in its own.
+        let mixed = turn(Style::default(), &["Guten Tag, how are you? We have 5."]);
+        let said: Vec<&str> = mixed.parts.iter().map(Part::said).collect();
+        assert_eq!(said, ["Guten Tag,", "how are you? We have five."]);
+        assert_eq!(languages(Style::default(), &["Guten Tag, how are you? We have 5."]), ["de", "en"]);
         let given = Style { language: Some("en-GB".into()), ..Style::default() };
         assert_eq!(languages(given, &texts), ["en-GB"; 3]);
         let plain = Style { normalise: Normalise::Off, ..Style::default() };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{SegmentConfig, Segmenter};
 use crate::text::ssml::{Event, Manner, Ssml};
-use crate::text::{Given, Lexicon};
+use crate::text::{Given, Lexicon, clauses};
 use crate::turn::Markup;
 
 /// What is spoken as one utterance.
@@ -17,6 +17,34 @@ pub struct Piece {
     pub given: Vec<Given>,
     /// How.
     pub manner: Manner,
+}
+
+impl Piece {
+    /// The same in pieces of one language each, where its clauses show several and none is given.
+    pub fn by_language(self) -> Vec<Self> {
+        let pieces = if self.manner.language.is_none() { clauses(&self.text) } else { Vec::new() };
+        let within = |given: &Given, at: &std::ops::Range<usize>| {
+            at.start <= given.at.start
+                && given.at.end <= at.end
+                && (given.at.start > at.start || at.start == 0 || !given.at.is_empty())
+        };
+        let cuts_none = self.given.iter().all(|given| pieces.iter().any(|(at, _)| within(given, at)));
+        if pieces.is_empty() || !cuts_none {
+            return vec![self];
+        }
+        let one = |(at, tag): &(std::ops::Range<usize>, &str)| {
+            let written = &self.text[at.clone()];
+            let text = written.trim();
+            let from = at.start + written.len() - written.trim_start().len();
+            let place = |at: usize| at.saturating_sub(from).min(text.len());
+            let given = self.given.iter().filter(|given| within(given, at));
+            let given =
+                given.map(|given| Given { at: place(given.at.start)..place(given.at.end), say: given.say.clone() });
+            let manner = Manner { language: Some((*tag).to_owned()), ..self.manner.clone() };
+            Self { text: text.to_owned(), given: given.collect(), manner }
+        };
+        pieces.iter().map(one).filter(|piece| !piece.text.is_empty()).collect()
+    }
 }
 
 /// One thing after the other.
@@ -199,6 +227,40 @@ mod tests {
         script.finish(&mut out);
         assert_eq!(shape(&out)[1..], shape(&cuts)[1..]);
         assert_eq!(script.mistake(), None);
+    }
+
+    #[test]
+    fn a_sentence_of_two_languages_is_two_pieces() {
+        let pieces = |text: &str, language: Option<&str>| {
+            let manner = Manner { language: language.map(str::to_owned), ..Manner::default() };
+            let pieces = Piece { text: text.into(), given: Vec::new(), manner }.by_language();
+            pieces.into_iter().map(|piece| (piece.text, piece.manner.language.unwrap_or_default())).collect::<Vec<_>>()
+        };
+        let two =
+            |a: (&str, &str), b: (&str, &str)| vec![(a.0.to_owned(), a.1.to_owned()), (b.0.to_owned(), b.1.to_owned())];
+        let text = "Guten Tag, how are you?";
+        assert_eq!(pieces(text, None), two(("Guten Tag,", "de"), ("how are you?", "en")));
+        assert_eq!(pieces(text, Some("de")), [(text.to_owned(), "de".to_owned())], "as it is told");
+        assert_eq!(pieces("你好, how are you today?", None), two(("你好,", "zh"), ("how are you today?", "en")));
+        for one in [
+            "We live in La Paz, in Los Angeles, and in Der Spiegel.",
+            "It costs 3,50, and that is it.",
+            "我喜欢 Rust，Python 和 Go。",
+            "Hello, 你",
+        ] {
+            assert_eq!(pieces(one, None), [(one.to_owned(), String::new())]);
+        }
+        // What is given keeps its place; where a change of language would cut it, nothing is cut.
+        let text = "Guten Tag, how are you?";
+        let given =
+            vec![Given { at: 11..14, say: Say::Words("so".into()) }, Given { at: 23..23, say: Say::Mark("m".into()) }];
+        let cut = Piece { text: text.into(), given, manner: Manner::default() }.by_language();
+        assert_eq!(
+            cut[1].given,
+            [Given { at: 0..3, say: Say::Words("so".into()) }, Given { at: 12..12, say: Say::Mark("m".into()) }]
+        );
+        let given = vec![Given { at: 6..14, say: Say::Words("so".into()) }];
+        assert_eq!(Piece { text: text.into(), given, manner: Manner::default() }.by_language().len(), 1);
     }
 
     #[test]

@@ -311,6 +311,36 @@ pub(super) fn has_voice(device: &Device, voice: Option<&str>, content: Option<&s
     device.voices().iter().any(has)
 }
 
+/// Languages that the model of CosyVoice3 speaks in any voice, by its authors' word.
+const OF_COSYVOICE3: [&str; 10] = ["zh", "cmn", "en", "ja", "ko", "de", "es", "fr", "it", "ru"];
+
+/// Whether the voice of this name on `device` speaks the language of `tag`, as far as is known. Without a name espeak-ng
+/// picks the voice by the language.
+pub(super) fn speaks(device: &Device, voice: Option<&str>, tag: &str) -> bool {
+    let wanted = primary(tag);
+    let known = device.voices();
+    let speaks =
+        |info: &VoiceInfo| info.languages.is_empty() || info.languages.iter().any(|tag| primary(tag) == wanted);
+    let base = voice.map(|voice| voice.split('+').next().unwrap_or(voice));
+    match (device.kind(), base) {
+        (Some("espeak"), None) => known.is_empty() || known.iter().any(speaks),
+        (Some("cosyvoice3"), _) if OF_COSYVOICE3.contains(&wanted.as_str()) => true,
+        (_, None) => known.first().is_none_or(speaks),
+        (_, Some(base)) => known.iter().find(|info| info.name.eq_ignore_ascii_case(base)).is_none_or(speaks),
+    }
+}
+
+/// The language of a BCP 47 tag, without region or script; of several names the one that voices are listed by.
+fn primary(tag: &str) -> String {
+    let primary = tag.split(['-', '_']).next().unwrap_or_default().to_ascii_lowercase();
+    match primary.as_str() {
+        "no" => "nb".to_owned(),
+        "iw" => "he".to_owned(),
+        "cmn" => "zh".to_owned(),
+        _ => primary,
+    }
+}
+
 /// Ready devices, the best for new work first.
 pub(super) fn suitable(
     devices: &Devices,
