@@ -1,7 +1,9 @@
 //! Whether new work is taken on: a promise that cannot be kept is not made.
 //!
-//! Only what begins something is refused. Further utterances of a stream that has unfinished work continue a turn
-//! that was promised, so they are taken on up to the queue's bound.
+//! Only what begins something is refused. Further utterances of a stream that has unfinished work, or whose listener still
+//! hears what was made, continue a turn that was promised, so they are taken on up to the queue's bound. A sentence that
+//! is written while the one before it sounds comes when the device has long made that one: taken for a new turn it was refused
+//! where many were, and there was a gap in the midst of a turn.
 
 use std::time::{Duration, Instant};
 
@@ -99,6 +101,13 @@ impl Admission<'_> {
     pub(super) fn check_more(&self) -> Result<(), Refused> {
         let (live, batch) = self.table.counts();
         if live + batch >= self.config.max_queued { Err(refused(RefusedReason::Full, RETRY.0)) } else { Ok(()) }
+    }
+
+    /// Whether one more job is taken on that goes on where a listener still hears what was made; `wait` as in
+    /// [`Self::check_new`].
+    pub(super) fn check_next(&self, wait: Option<Duration>) -> Result<(), Refused> {
+        self.check_more()?;
+        wait.map_or(Ok(()), |wait| Err(refused(RefusedReason::RateLimited, wait)))
     }
 
     /// Whether `spec` is taken on, which begins new speech; `wait`: the tenant has used up its rate for so long.

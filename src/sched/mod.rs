@@ -166,9 +166,15 @@ impl Scheduler {
             self.admission(now).check_more()?;
         } else {
             let wait = self.tenants.rate(tenant, now);
-            self.admission(now).check_new(now, &spec, tenant, wait)?;
-            if spec.class == Class::Live {
-                self.arrivals.add(now);
+            // What follows speech that is still heard was promised with it, though all of that is made.
+            let heard = |stream: &Stream| stream.paced && !stream.lead(now).is_zero();
+            if spec.class == Class::Live && self.table.stream(spec.stream).is_some_and(heard) {
+                self.admission(now).check_next(wait)?;
+            } else {
+                self.admission(now).check_new(now, &spec, tenant, wait)?;
+                if spec.class == Class::Live {
+                    self.arrivals.add(now);
+                }
             }
         }
         let (chars, deadline) = (spec.chars, now + self.config.first_audio_target());

@@ -99,6 +99,27 @@ fn as_many_streams_are_taken_as_there_is_capacity_for() {
     }
 }
 
+/// The next sentence of a turn is written while the one before it sounds, which was made long ago.
+#[test]
+fn what_follows_speech_that_is_still_heard_is_no_new_turn() {
+    let now = crate::clock::now();
+    let mut sched = scheduler(Config { max_live: 1, ..Config::default() }, LIMITS, 0);
+    let vocodes = only(Stage::Vocode);
+    let (_, slot) = opened(&mut sched, now, spec(1, Class::Live), 0, vocodes);
+    let step = Step { stage: Stage::Vocode, slots: vec![slot], rounds: 1 };
+    assert_eq!(sched.plan(now), Plan::Run(step.clone()));
+    let second = Duration::from_secs(1);
+    let samples = crate::audio::samples_in(2 * second);
+    sched.record(now, MS, &step, &[Outcome { samples, done: true, ..Outcome::ready(slot, Stages::NONE) }]);
+    while !matches!(sched.plan(now), Plan::Idle { .. }) {}
+    // Another stream takes the only place; a third would be refused.
+    sched.submit(now, spec(2, Class::Live)).expect("there is room");
+    assert!(sched.submit(now, spec(3, Class::Live)).is_err());
+    sched.submit(now + second, spec(1, Class::Live)).expect("its listener hears it for a second more");
+    sched.note(now + second, StreamId(1), StreamNote::Closed);
+    assert!(sched.submit(now + second, spec(1, Class::Live)).is_err(), "it begins anew");
+}
+
 /// Seen with hops of 100 tokens and three of look-ahead under a lead limit of 100 tokens: decoding stopped
 /// short of the next chunk and the listener heard a gap that never ended.
 #[test]

@@ -124,6 +124,8 @@ impl Costs {
 
 struct State {
     tokens: u32,
+    /// Tokens that the text which is there becomes: the rest is still being written.
+    written: u32,
     prefilled: bool,
     decoded: u32,
     /// Tokens that have become mel.
@@ -150,10 +152,12 @@ impl Engine {
         Self { costs, open: HashMap::new(), rng: Rng::new(seed), busy: Duration::ZERO, resumed: 0 }
     }
 
-    pub(super) fn open(&mut self, slot: Slot, tokens: u32) -> Stages {
+    /// `written`: tokens that the text so far becomes, of an utterance of `tokens`.
+    pub(super) fn open(&mut self, slot: Slot, tokens: u32, written: u32) -> Stages {
         let simple = !self.costs.has(Stage::Prefill);
         let state = State {
             tokens: tokens.max(1),
+            written: written.min(tokens.max(1)),
             prefilled: simple,
             decoded: if simple { tokens.max(1) } else { 0 },
             flowed: if simple { tokens.max(1) } else { 0 },
@@ -166,6 +170,13 @@ impl Engine {
         assert!(self.open.insert(slot, state).is_none(), "{slot:?} was open");
         self.check_memory();
         ready
+    }
+
+    /// There is more of its text.
+    pub(super) fn feed(&mut self, slot: Slot, written: u32) -> Stages {
+        let state = self.open.get_mut(&slot).expect("open");
+        state.written = written.min(state.tokens);
+        ready(&self.costs, state)
     }
 
     pub(super) fn close(&mut self, slot: Slot) {
@@ -250,9 +261,9 @@ fn next_chunk(costs: &Costs, state: &State, from: u32) -> u32 {
 fn ready(costs: &Costs, state: &State) -> Stages {
     let mut ready = Stages::NONE;
     if !state.prefilled {
-        return ready.with(Stage::Prefill);
+        return if state.written > 0 { ready.with(Stage::Prefill) } else { ready };
     }
-    if state.decoded < state.tokens {
+    if state.decoded < state.written {
         ready = ready.with(Stage::Decode);
     }
     let chunk = next_chunk(costs, state, state.flowed);
@@ -278,7 +289,7 @@ fn advance(costs: &Costs, state: &mut State, stage: Stage, rounds: u32) -> (u32,
             // Stops where the next chunk is complete.
             let wanted = state.flowed + next_chunk(costs, state, state.flowed);
             let left = if state.decoded < wanted { wanted - state.decoded } else { state.tokens - state.decoded };
-            let used = rounds.min(left);
+            let used = rounds.min(left).min(state.written - state.decoded);
             state.decoded += used;
             (used, 0)
         }

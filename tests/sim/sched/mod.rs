@@ -13,4 +13,5 @@ mod property;
 mod rate;
 mod rng;
 mod tenants;
+mod typed;
 mod world;

@@ -16,6 +16,10 @@ pub(super) trait Policy {
     fn submit(&mut self, now: Instant, spec: JobSpec) -> Result<JobId, Refused>;
     fn sized(&mut self, job: JobId, need: Need);
     fn note(&mut self, now: Instant, stream: StreamId, note: StreamNote);
+    /// The text of `job` is still being written, so many characters of it more, and the engine has all of it so far.
+    fn begin_writing(&mut self, _job: JobId) {}
+    fn written(&mut self, _job: JobId, _chars: u32) {}
+    fn fed(&mut self, _now: Instant, _job: JobId, _ready: Stages, _last: bool) {}
     fn plan(&mut self, now: Instant) -> Plan;
     fn opened(&mut self, job: JobId, result: Result<Stages, OpenError>);
     fn record(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]);
@@ -35,6 +39,18 @@ impl Policy for Scheduler {
 
     fn note(&mut self, now: Instant, stream: StreamId, note: StreamNote) {
         self.note(now, stream, note);
+    }
+
+    fn begin_writing(&mut self, job: JobId) {
+        self.begin_writing(job);
+    }
+
+    fn written(&mut self, job: JobId, chars: u32) {
+        self.written(job, chars);
+    }
+
+    fn fed(&mut self, now: Instant, job: JobId, ready: Stages, last: bool) {
+        self.fed(now, job, ready, last);
     }
 
     fn plan(&mut self, now: Instant) -> Plan {

@@ -1,5 +1,8 @@
 //! Virtual time: arrivals, listeners, and the loop of the device thread.
 
+mod report;
+mod written;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::sync::OnceLock;
@@ -9,6 +12,7 @@ use antiphon::audio::duration_of;
 use antiphon::sched::{JobEnd, JobId, JobSpec, Load, Outcome, Plan, Refused, Step, StreamNote};
 use antiphon::turn::{Class, Epoch, StreamId};
 
+pub(super) use self::report::{Report, quantile};
 use super::engine::{Engine, TOKEN};
 use super::policy::Policy;
 
@@ -31,6 +35,22 @@ pub(super) enum Event {
         class: Class,
         tenant: &'static str,
         tokens: Vec<u32>,
+    },
+    /// A turn whose text is written as it is spoken: its first sentence goes to the voice in `pieces` of so many tokens and
+    /// characters, each `gap` after the one before. Refused, it is tried again as a call does.
+    Written {
+        stream: u64,
+        pieces: Vec<(u32, u32)>,
+        gap: Duration,
+        /// The turn is new: not one that was refused.
+        new: bool,
+    },
+    /// There is another piece of the text of `stream`, or (`last`) its end.
+    Piece {
+        stream: u64,
+        tokens: u32,
+        chars: u32,
+        last: bool,
     },
     /// Barge-in or hang-up by epoch only.
     Interrupt {
@@ -59,6 +79,9 @@ struct Utterance {
     stream: u64,
     tenant: &'static str,
     tokens: u32,
+    /// Tokens that what is written of it becomes.
+    written: u32,
+    writing: bool,
     /// Audio tokens of this opening, and those given to the listener.
     position: u32,
     given: u32,
@@ -69,63 +92,6 @@ struct Utterance {
     behind_batch: u32,
     /// When the last step of each stage before the first audio ended.
     reached: [Option<Instant>; 4],
-}
-
-#[derive(Default)]
-pub(super) struct Report {
-    pub(super) first_audio: Vec<Duration>,
-    pub(super) underruns: Vec<Duration>,
-    /// Streams with a gap.
-    pub(super) gapped: BTreeSet<u64>,
-    pub(super) refused: u32,
-    /// Refusals by tenant and reason.
-    pub(super) refused_by: BTreeMap<(&'static str, &'static str), u32>,
-    /// First audio by tenant.
-    pub(super) first_by: BTreeMap<&'static str, Vec<Duration>>,
-    /// Device seconds by tenant, each step's shared by its rows.
-    pub(super) device_by: BTreeMap<&'static str, f64>,
-    /// Longest time between two steps with batch work, from the first on.
-    pub(super) longest_without_batch: Duration,
-    pub(super) turns: u32,
-    pub(super) live_samples: u64,
-    pub(super) batch_samples: u64,
-    pub(super) done: u32,
-    pub(super) cancelled: u32,
-    /// Live, and without room long after their promise.
-    pub(super) unplaced: u32,
-    pub(super) submitted: u32,
-    pub(super) steps: u64,
-    /// Most steps without live work that a first audio waited for after it was submitted.
-    pub(super) most_behind_batch: u32,
-    pub(super) displaced: u32,
-    /// Of these, live.
-    pub(super) restarted: u32,
-    pub(super) parked: u32,
-    /// Width of steps by device time, per stage: seconds and slot-seconds.
-    pub(super) widths: [(f64, f64); 4],
-    /// Device seconds that live work alone would have taken in the same steps.
-    pub(super) live_busy: f64,
-    /// Steps, their seconds and slots, by stage and by whose they were.
-    pub(super) kinds: BTreeMap<(&'static str, &'static str), (u64, f64, usize)>,
-    /// Until first audio, by stage: seconds from the end of the stage before (the first: from the submission) to the end of
-    /// its own, waiting included, of all turns.
-    pub(super) until_first: [f64; 4],
-    /// Device seconds of steps.
-    pub(super) busy: f64,
-    /// Seconds that were measured.
-    pub(super) seconds: f64,
-}
-
-impl Report {
-    pub(super) fn quantile(&self, q: f64) -> Duration {
-        quantile(&self.first_audio, q)
-    }
-}
-
-pub(super) fn quantile(values: &[Duration], q: f64) -> Duration {
-    let mut all = values.to_vec();
-    all.sort();
-    all.get(((all.len() as f64 * q) as usize).min(all.len().saturating_sub(1))).copied().unwrap_or_default()
 }
 
 pub(super) struct World {
@@ -152,6 +118,8 @@ pub(super) struct World {
     pub(super) trace: bool,
     /// Live turns that are over, and when each has been heard out or was refused.
     pub(super) over: Vec<(u64, Instant)>,
+    /// Utterances whose text came, or comes, in pieces.
+    streamed: BTreeSet<JobId>,
     /// When live turns sounded first, and when the last of their work ended.
     pub(super) sounded: Vec<(u64, Instant)>,
     pub(super) ended: Vec<(u64, Instant)>,
@@ -189,6 +157,7 @@ impl World {
             launched: None,
             trace: false,
             over: Vec::new(),
+            streamed: BTreeSet::new(),
             sounded: Vec::new(),
             ended: Vec::new(),
         }
@@ -209,12 +178,15 @@ impl World {
             self.land();
             match self.policy.plan(self.now) {
                 Plan::Open { slot, job } => {
-                    let tokens = self.jobs[&job].tokens;
+                    let Utterance { tokens, written, writing, .. } = self.jobs[&job];
                     self.slots.insert(slot, job);
                     self.jobs.get_mut(&job).expect("known").position = 0;
-                    let ready = self.engine.open(slot, tokens);
+                    let ready = self.engine.open(slot, tokens, written);
                     self.pass(OPEN);
                     self.policy.opened(job, Ok(ready));
+                    if !writing && self.streamed.contains(&job) {
+                        self.policy.fed(self.now, job, ready, true);
+                    }
                 }
                 Plan::Displace { slot, job } => {
                     assert_eq!(self.slots.remove(&slot), Some(job));
@@ -284,6 +256,8 @@ impl World {
         }
         match event {
             Event::Turn { stream, class, tenant, tokens } => self.turn(at, stream, class, tenant, &tokens),
+            Event::Written { stream, pieces, gap, new } => self.begin_writing(at, stream, pieces, gap, new),
+            Event::Piece { stream, tokens, chars, last } => self.go_on(at, stream, (tokens, chars), last),
             Event::Interrupt { stream } => {
                 if let Some(listener) = self.listeners.get_mut(&stream) {
                     listener.epoch.raise();
@@ -342,6 +316,8 @@ impl World {
                         stream,
                         tenant,
                         tokens,
+                        written: tokens,
+                        writing: false,
                         position: 0,
                         given: 0,
                         epoch: token,
