@@ -11,10 +11,11 @@ use antiphon::synth::cosyvoice::config::Config;
 use antiphon::synth::cosyvoice::layout;
 use antiphon::synth::cosyvoice::noise::{SineTable, flow_table};
 use antiphon::synth::cosyvoice::random::{self, Size};
-use antiphon::synth::cosyvoice::text::Tokenizer;
+use antiphon::synth::cosyvoice::text::{Tokenizer, inlined};
 use antiphon::synth::cosyvoice::verify::{self, Report};
 use antiphon::synth::cosyvoice::voices::spk2info;
 use antiphon::synth::cosyvoice::{CosyVoice, Settings};
+use antiphon::turn::Markup;
 use proptest::prelude::*;
 use safetensors::tensor::{Dtype, TensorView};
 
@@ -90,6 +91,13 @@ fn the_layout_is_that_of_the_original() {
     let tokenizer = Tokenizer::load(dir.path()).expect("tokenizer");
     assert_eq!(tokenizer.end_of_prompt(), 151_646);
     assert_eq!(tokenizer.id("[ǜ]"), Some(151_923));
+    // Phonemes that a text gives are the model's own tokens, whatever the text may not write.
+    let text = "Say tomato [AA1] now.";
+    let said = inlined(text, &[(4..10, "t@m'A:t@U".into())]);
+    let ids = tokenizer.encode_words(&said, Markup::None).expect("a text");
+    let phones: Vec<u32> = ids.iter().copied().filter(|id| (151_664..=151_747).contains(id)).collect();
+    assert_eq!(phones, [151_733, 151_673, 151_718, 151_666, 151_733, 151_722]);
+    assert_eq!(inlined(text, &[(4..10, "ts.".into())]), text, "the model lacks it");
 }
 
 #[test]

@@ -35,7 +35,8 @@ impl<B: Backend + Probe> CosyVoice<B> {
         let (name, known) = self.find_voice(utterance.voice.as_deref())?;
         let mut segments = VecDeque::new();
         // Before the rules as well: they leave a text alone that looks as if it held control tokens.
-        let text = without_tokens(&utterance.text);
+        let text = text::inlined(&utterance.text, &utterance.sounds);
+        let text = without_tokens(&text);
         for text in text::segments(&text, &self.tokenizer) {
             self.fit(utterance, name, known, &text, &mut segments)?;
         }

@@ -1,9 +1,11 @@
 //! Text to ids: the built-in normalisation rules, the tokenizer, and the thinning of silent speech tokens.
 
+mod arpabet;
 mod numbers;
 mod rules;
 mod tokenizer;
 
+pub use arpabet::inlined;
 pub use numbers::words;
 pub use rules::{normalize, segments};
 pub use tokenizer::{Tokenizer, TokenizerError};

@@ -1,5 +1,6 @@
 //! The built-in text rules: what the original does when no external normaliser is installed.
 
+use super::arpabet::is_phone;
 use super::numbers::words;
 use super::tokenizer::Tokenizer;
 
@@ -32,7 +33,7 @@ pub fn segments(text: &str, tokenizer: &Tokenizer) -> Vec<String> {
     let normal = normalize(text);
     let length = |piece: &str| if chinese { piece.chars().count() } else { tokenizer.count(piece) };
     let mut pieces = join(sentences(&normal, chinese), length);
-    pieces.retain(|p| p.chars().any(char::is_alphanumeric));
+    pieces.retain(|p| p.chars().any(|c| c.is_alphanumeric() || is_phone(c)));
     pieces
 }
 

@@ -10,7 +10,7 @@ use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{AddedToken, SplitDelimiterBehavior};
 
-use super::END_OF_PROMPT;
+use super::{END_OF_PROMPT, arpabet};
 use crate::synth::cosyvoice::config::BLANK;
 use crate::text::without_tokens;
 use crate::turn::Markup;
@@ -120,7 +120,7 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Ids of a text that comes from outside. Control tokens (`<|...|>`) in it go; a tag (`[breath]`) is a tag only where
+    /// Ids of a text that comes from outside, whose phonemes are private characters ([`super::inlined`]). Control tokens (`<|...|>`) in it go; a tag (`[breath]`) is a tag only where
     /// `markup` says so, else its name is read as a word.
     ///
     /// # Errors
@@ -157,7 +157,17 @@ impl Tokenizer {
             }
         }
         words.push_str(rest);
-        words
+        if !words.contains(arpabet::is_phone) {
+            return words;
+        }
+        let mut said = String::with_capacity(words.len());
+        for c in words.chars() {
+            match arpabet::token(c) {
+                Some(token) => said.push_str(&token),
+                None => said.push(c),
+            }
+        }
+        said
     }
 
     /// Text of `ids`, special tokens written out; empty where there is none.
