@@ -116,6 +116,30 @@ async fn a_text_that_waits_holds_no_other_up_and_is_spoken_as_it_would_be_alone(
     tokio::task::spawn_blocking(|| engine.shutdown()).await.expect("ends");
 }
 
+/// There is one place: that somebody else was spoken to his end, while the text was not complete, shows that it gave way.
+#[tokio::test]
+async fn a_text_that_gives_way_in_its_midst_is_spoken_as_if_it_had_not() {
+    let engine = engine(1).await;
+    let text = Utterance { class: Class::Batch, ..streamed(9) };
+    let mut events = submit(&engine, &text);
+    engine.append(text.stream, text.id, PIECES[1], false);
+    // Some of it was made and given out.
+    let mut made = Vec::new();
+    while made.is_empty() {
+        match next(&mut events).await {
+            SpeechEvent::Audio { pcm, .. } => made.extend(pcm),
+            SpeechEvent::End { how, .. } => panic!("{how:?} before its end was written"),
+        }
+    }
+    let (pcm, how) = rest(&mut submit(&engine, &utterance("Now me.", 3)), Vec::new()).await;
+    assert!(how == UtteranceEnd::Done && !pcm.is_empty(), "{how:?}");
+    complete(&engine, &text, 2);
+    let (pcm, how) = rest(&mut events, made).await;
+    assert_eq!(how, UtteranceEnd::Done);
+    assert_eq!(pcm, alone(9), "from the same tokens");
+    tokio::task::spawn_blocking(move || engine.shutdown()).await.expect("ends");
+}
+
 #[tokio::test]
 async fn a_text_that_waits_is_cancelled_by_its_epoch_and_one_that_never_came_is_silence() {
     let engine = engine(2).await;
