@@ -26,6 +26,7 @@ mod firefox;
 mod fronts;
 mod full_disk;
 mod handover;
+mod heard;
 mod hears;
 mod hostile;
 mod idle;
