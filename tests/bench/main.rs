@@ -3,6 +3,8 @@
 
 mod enrolment;
 mod remote;
+mod text_rates;
+mod written;
 
 use std::time::Duration;
 

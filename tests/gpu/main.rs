@@ -10,6 +10,8 @@ mod invariant;
 mod rows;
 mod streaming;
 mod text_rates;
+#[path = "../bench/written.rs"]
+mod written;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
