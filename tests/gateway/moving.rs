@@ -28,8 +28,8 @@ const KEY: &str = "key-key-key-key-key-key";
 const LONG: &str = "There are three flights to Lisbon tomorrow, the first of them at seven in the morning, the second a \
     little after noon, and the last one late in the evening, when fares are lowest. The first one is almost full, the \
     second has a stop in Madrid, and the third arrives a little before midnight, so that you would need a hotel.";
-/// The longest gap in what is heard, in packets of 20 ms of the stream's own time: two seconds. On an idle
-/// machine it is 25 of a peer that knows that it has moved, and 32 of Chromium that has the other network already. Of a network
+/// The longest gap in what is heard, in packets of 20 ms of the stream's own time: two seconds. It is
+/// up to 25 of a peer that knows that it has moved, and 32 of Chromium that has the other network already. Of a network
 /// that has just come up Chromium tells a connection two seconds after the last change of an address (its own wait for things to
 /// settle), three where addresses of IPv6 are tried meanwhile; so `antiphon.js` goes over to a connection of another window,
 /// which is told at once.

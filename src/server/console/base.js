@@ -111,6 +111,9 @@ export function svg(name, attributes, ...children) {
 /** A name and its figure. */
 export const figure = (name, value) => el("div", {}, el("dt", { textContent: name }), el("dd", { textContent: value ?? "–" }));
 
+/** An address as a table has room for it; the whole of it on pointing. */
+export const address = value => (value?.length > 24 ? el("span", { title: value, textContent: value.slice(0, 16) + "…" }) : value);
+
 /** A row of a table whose cells name their column, for narrow windows. */
 export function row(cells) {
   return el("tr", {}, ...cells.map(([label, value, number]) => el("td", { "data-label": label, class: number ? "num" : "" }, value instanceof Node ? value : String(value ?? "–"))));

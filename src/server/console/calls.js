@@ -1,8 +1,13 @@
 // Live calls of every leg, and what happens on them.
 
-import { $, api, attempt, el, ms, note, percent, row, seconds, shown } from "/console/base.js";
+import { $, address, api, attempt, el, ms, note, percent, refreshers, row, seconds, shown } from "/console/base.js";
+
+let latest = [];
+// At once when the panel is opened, with what was known last.
+refreshers.calls = async () => drawCalls(latest);
 
 export function drawCalls(list) {
+  latest = list;
   $("calls-count").textContent = list.length;
   $("tab-calls").setAttribute("aria-label", `Calls, ${list.length} live`);
   if (!shown("calls")) return;
@@ -15,7 +20,7 @@ export function drawCalls(list) {
       row([
         ["Call", one.id.slice(0, 8)],
         ["Leg", `${one.leg ?? "sip"}, ${one.codec ?? one.state}`],
-        ["From", one.from],
+        ["From", address(one.from)],
         ["Agent", one.agent],
         ["State", one.held ? "held" : one.speaking ? "speaking" : one.callerSpeaking ? "listening" : one.state],
         ["Length", one.durationMs == null ? null : seconds(one.durationMs / 1e3), true],

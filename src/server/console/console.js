@@ -1,12 +1,12 @@
 // The console: everything here comes from the public API and from /v1/events. This file keeps the panels up to date.
 
 import { CallError } from "/antiphon.js";
-import { $, access, api, isLocked, note, request, show, shown } from "/console/base.js";
+import { $, access, api, isLocked, note, refreshers, request, show, shown } from "/console/base.js";
 import { drawJobs } from "/console/batch.js";
 import { drawCalls } from "/console/calls.js";
 import { drawReadiness } from "/console/operate.js";
 import "/console/records.js";
-import { deviceCount, drawDevices, drawStages, drawTimeline } from "/console/scheduler.js";
+import { deviceCount, draw as drawScheduler, drawDevices, drawStages, drawTimeline } from "/console/scheduler.js";
 import { figures, firstAudio } from "/console/talk.js";
 import { turnEvent } from "/console/turns.js";
 import "/console/voices.js";
@@ -74,6 +74,21 @@ function dispatch(block) {
   note(callId?.slice(0, 8) ?? "", `${event} ${JSON.stringify(rest, short)}`);
 }
 
+/** What the scheduler's panel shows that no event tells. */
+async function scheduler() {
+  const metrics = await look("/metrics");
+  if (metrics) drawStages(metrics);
+  for (let at = 0; at < deviceCount(); at++) {
+    const steps = await look(`/v1/devices/${at}/steps`);
+    if (steps) drawTimeline(at, steps);
+  }
+  drawScheduler();
+}
+refreshers.devices = async () => {
+  drawScheduler();
+  await scheduler();
+};
+
 async function poll() {
   for (;;) {
     try {
@@ -87,14 +102,7 @@ async function poll() {
       if (calls) drawCalls(calls);
       await figures(calls);
       if (shown("batch") && !isLocked()) await drawJobs(true);
-      if (shown("devices")) {
-        const metrics = await look("/metrics");
-        if (metrics) drawStages(metrics);
-        for (let at = 0; at < deviceCount(); at++) {
-          const steps = await look(`/v1/devices/${at}/steps`);
-          if (steps) drawTimeline(at, steps);
-        }
-      }
+      if (shown("devices")) await scheduler();
     } catch {
       // The next look may find more; what somebody asked for tells its own errors.
     }

@@ -1,6 +1,6 @@
 // What happened on calls that are over: their figures and what was said.
 
-import { $, api, attempt, el, figure, ms, percent, play, refreshers, row, seconds } from "/console/base.js";
+import { $, address, api, attempt, el, figure, ms, percent, play, refreshers, row, seconds } from "/console/base.js";
 
 const PAGE = 25;
 let last = null;
@@ -24,7 +24,7 @@ function line(record) {
   return row([
     ["Began", new Date(record.startedMs).toLocaleString()],
     ["Direction", record.direction],
-    ["From", record.from],
+    ["From", address(record.from)],
     ["Agent", record.agent],
     ["Leg", [record.leg, record.codec].filter(Boolean).join(", ") || null],
     ["Length", record.durationMs == null ? "open" : seconds(record.durationMs / 1e3), true],

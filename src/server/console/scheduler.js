@@ -1,25 +1,41 @@
 // What each device does: streams by class, slack, memory, its latest steps on a timeline, and where its time goes by stage.
 
-import { $, bytes, el, figure, ms, percent, row, shown, svg } from "/console/base.js";
+import { $, bytes, el, figure, percent, row, shown, svg } from "/console/base.js";
 
 const KEPT = 120;
+const KINDS = [["live", "live streams"], ["batch", "batch streams"], ["queued", "queued"], ["slackSeconds", "least slack, s"]];
 const histories = new Map();
+let latest = [];
 
+/** A figure over two minutes, now at the right; where there was none, the line has a hole. */
 function spark(values, label, second) {
-  const top = Math.max(...values, 1e-9);
-  const points = values.map((v, n) => `${(100 * n) / (KEPT - 1)},${30 - (28 * Math.max(v, 0)) / top}`).join(" ");
-  const drawing = svg("svg", { viewBox: "0 0 100 30", preserveAspectRatio: "none", class: second ? "spark second" : "spark", role: "img", "aria-label": `${label}: now ${values.at(-1)}, most ${top < 1e-6 ? 0 : top}` });
-  drawing.append(svg("polyline", { points }));
-  return el("figure", { class: "plain" }, el("figcaption", { class: "hint", textContent: `${label}, two minutes` }), drawing);
+  const known = values.filter(value => value != null);
+  const top = Math.max(...known, 1e-9);
+  const round = value => (value == null ? "–" : Number.isInteger(value) ? value : value.toFixed(2));
+  const drawing = svg("svg", { viewBox: "0 0 100 30", preserveAspectRatio: "none", class: second ? "spark second" : "spark", role: "img", "aria-label": `${label}: now ${round(values.at(-1))}, most ${known.length ? round(Math.max(...known)) : "–"}` });
+  let points = [];
+  for (const [n, value] of [...values, null].entries()) {
+    if (value != null) points.push(`${100 - (100 * (values.length - 1 - n)) / (KEPT - 1)},${29 - (27 * Math.max(value, 0)) / top}`);
+    else if (points.length) drawing.append(svg("polyline", { points: points.splice(0).join(" ") }));
+  }
+  return el("figure", { class: "plain" }, el("figcaption", { class: "hint", textContent: `${label}: ${round(values.at(-1))}`, title: "two minutes, now at the right" }), drawing);
 }
 
+/** What every device is now, once a second. */
 export function drawDevices(list) {
   for (const [n, device] of list.entries()) {
     const key = device.device ?? "device " + n;
-    const kept = histories.get(key) ?? { live: [], batch: [], queued: [] };
-    for (const name of ["live", "batch", "queued"]) kept[name] = [...kept[name], device[name] ?? 0].slice(-KEPT);
+    const kept = histories.get(key) ?? Object.fromEntries(KINDS.map(([name]) => [name, []]));
+    for (const [name] of KINDS) kept[name] = [...kept[name], device[name] ?? (name === "slackSeconds" ? null : 0)].slice(-KEPT);
     histories.set(key, kept);
   }
+  latest = list;
+  draw();
+}
+
+/** At once when the panel is opened, with what was known last. */
+export function draw() {
+  const list = latest;
   if (!shown("devices")) return;
   $("devices").replaceChildren(...list.map((device, n) => card(device, device.device ?? "device " + n, n)));
 }
@@ -41,13 +57,13 @@ function card(device, key, at) {
     device.error ? el("p", { class: "note bad", textContent: device.error }) : null,
     el("dl", { class: "figures" },
       figure("live streams of capacity", device.capacity == null ? device.live : `${device.live} of ${device.capacity}`),
-      figure("sustainable streams", device.sustainableStreams == null ? null : Math.floor(device.sustainableStreams)),
+      figure("sustainable streams", !device.sustainableStreams ? null : Math.floor(device.sustainableStreams)),
       figure("batch streams", device.batch), figure("queued", device.queued),
       figure("utilisation", device.load == null ? null : percent(device.load)),
       figure("least slack", slack == null ? null : slack.toFixed(2) + " s"),
       figure("memory", device.memoryTotal ? `${bytes(device.memoryUsed)} of ${bytes(device.memoryTotal)}` : null),
       figure("failures", device.failures)),
-    el("div", { class: "sparks" }, spark(kept.live, "live streams"), spark(kept.batch, "batch streams", true), spark(kept.queued, "queued", true)),
+    el("div", { class: "sparks" }, ...KINDS.map(([name, label], n) => spark(kept[name], label, n % 2))),
     timelines.get(at) ?? null,
     parts.length ? bar : null,
     parts.length ? el("ul", { class: "legend" }, ...parts.slice(0, 8).map(([name, value], at) => el("li", {}, el("i", { class: shade(at) }), `${name} ${bytes(value)}`))) : null);
@@ -60,9 +76,11 @@ const timelines = new Map();
 /** How much of the past is shown, in milliseconds; a device that did nothing since shows what it did last. */
 const SPAN = 10_000;
 const LANE = 22;
+/** Looks at the slack are 250 ms apart, while there is any. */
+const HOLE = 1_000;
 const STAGES = ["prefill", "decode", "flow", "vocode"];
 
-export const deviceCount = () => histories.size;
+export const deviceCount = () => latest.length;
 
 export function drawTimeline(at, { elsewhere, steps, slack }) {
   if (elsewhere || !steps.length) return timelines.set(at, el("p", { class: "hint", textContent: elsewhere ? "A worker on another machine does not tell its steps." : "No step yet." }));
@@ -92,14 +110,20 @@ export function drawTimeline(at, { elsewhere, steps, slack }) {
   if (looks.length > 1) {
     const top = Math.max(...looks.map(look => look.seconds), 0.1);
     const y = value => floor + 2 * LANE - 2 - ((2 * LANE - 6) * Math.max(value, 0)) / top;
-    drawing.append(svg("polyline", { points: looks.map(look => `${x(look.atMs)},${y(look.seconds)}`).join(" ") }));
+    let points = [];
+    for (const [n, look] of looks.entries()) {
+      // While nobody is spoken to there is no slack.
+      if (n && look.atMs - looks[n - 1].atMs > HOLE) drawing.append(svg("polyline", { points: points.splice(0).join(" ") }));
+      points.push(`${x(look.atMs)},${y(look.seconds)}`);
+    }
+    drawing.append(svg("polyline", { points: points.join(" ") }));
   }
   const names = el("div", { class: "lanes", "aria-hidden": "true" }, ...lanes.map(stage => el("span", { textContent: stage })));
   if (looks.length > 1) names.append(el("span", { class: "tall", textContent: `slack, to ${Math.max(...looks.map(look => look.seconds)).toFixed(1)} s` }));
   const legend = [["live", "live"], ["batch", "batch"], ["both", "both in one step"]].map(([k, name]) => el("li", {}, el("i", { class: k }), name));
   const mean = recent.reduce((all, step) => all + step.lastedMs, 0) / recent.length;
   timelines.set(at, el("figure", { class: "plain" },
-    el("figcaption", { class: "hint", textContent: `The latest ${recent.length} steps, in ${((end - from) / 1e3).toFixed(1)} s; as high as they have rows, to ${most}. Mean ${ms(mean)}.` }),
+    el("figcaption", { class: "hint", textContent: `The latest ${recent.length} steps, in ${((end - from) / 1e3).toFixed(1)} s; as high as they have rows, to ${most}. Mean ${mean.toFixed(2)} ms.` }),
     el("div", { class: "lanes-box" }, names, drawing), el("ul", { class: "legend" }, ...legend)));
 }
 

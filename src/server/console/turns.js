@@ -25,11 +25,11 @@ export function turnEvent(event) {
   const key = event.callId + "/" + event.utteranceId;
   const turn = turns.get(key) ?? { text: "", waits: {} };
   if (event.event === "turnStarted") turn.began = true;
-  else if (event.event === "turn") turn.waits = event; // every stage, where the turn answers something that was said
+  else if (event.event === "turn") turn.waits = { ...event }; // every stage, where the turn answers something that was said
   else if (event.event === "firstAudio") {
     // Behind other speech the wait is no latency.
     turn.behind = !event.immediate;
-    turn.waits = event.stages ?? { firstAudioMs: event.afterMs };
+    turn.waits = { ...(event.stages ?? { firstAudioMs: event.afterMs }) };
   } else if (event.event === "speaking") turn.text = (turn.text + " " + event.text).trim();
   else if (event.event === "interrupted") Object.assign(turn, { sent: event.heard?.sentMs, how: "interrupted" });
   else if (event.event === "turnEnded") Object.assign(turn, { sent: event.heard?.sentMs ?? turn.sent, how: turn.how ?? event.how, text: turn.text || (event.heard?.text ?? "") });
@@ -63,7 +63,7 @@ function draw() {
       const all = parts(turn).map(([, name, , time]) => `${name} ${ms(time)}`);
       const words = [
         turn.behind ? "after other speech" : all.length ? `${ms(total(turn))} = ${all.join(" + ")}` : "waits",
-        turn.sent == null ? null : `spoken ${seconds(turn.sent / 1e3)}`,
+        turn.sent == null ? null : `spoken ${turn.sent < 10_000 ? (turn.sent / 1e3).toFixed(1) + " s" : seconds(turn.sent / 1e3)}`,
         turn.gaps ? `${turn.gaps} gaps` : null,
         turn.how && turn.how !== "done" ? turn.how : null,
       ];

@@ -106,9 +106,11 @@ $("enrol").onsubmit = attempt(async () => {
   said.textContent = "enrolling…";
   try {
     const added = await api("POST", "/v1/audio/voices", form);
+    const advice = added.quality?.advice ?? [];
     said.className = "note good";
-    const advice = added.quality?.advice ?? added.quality?.warnings ?? [];
-    said.textContent = `${added.voice?.name ?? "The voice"} is enrolled.` + (advice.length ? " But: " + advice.map(one => one.message ?? one).join("; ") : "");
+    said.replaceChildren(
+      `${added.voice?.name ?? "The voice"} is enrolled.` + (advice.length ? " It could be better:" : ""),
+      ...(advice.length ? [el("ul", { class: "advice" }, ...advice.map(one => el("li", { textContent: one.message })))] : []));
     recorded = null;
     await drawVoices();
   } catch (error) {
