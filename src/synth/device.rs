@@ -17,6 +17,7 @@
 //!   at once, also while the thread is inside a long step. The thread holds the lock only to plan and to record
 //!   (microseconds), never while it computes; a submitter holds it as briefly.
 
+mod abilities;
 mod awaited;
 mod delivery;
 mod feed;
@@ -287,35 +288,6 @@ impl Engine {
         if spoken { Ok(()) } else { self.inner.speak_anew(&utterance, &sink) }
     }
 
-    /// How many text ids of a text that is still being written `voice` waits for before it speaks
-    /// ([`VoiceInfo::starts_after`]); `None`: on some device that has it, it speaks whole texts only.
-    pub fn starts_after(&self, voice: Option<&str>) -> Option<u32> {
-        let devices = self.inner.devices();
-        let content = self.inner.content(voice);
-        let serving =
-            devices.values().filter(|device| device.is_ready() && serves(&devices, device, voice, content.as_deref()));
-        place::starts_after(&serving.collect::<Vec<_>>(), voice, content.as_deref())
-    }
-
-    /// Whether `voice` says phonemes that a text gives; others say the words that are written. While no device is ready:
-    /// yes.
-    pub fn says_phonemes(&self, voice: Option<&str>) -> bool {
-        let devices = self.inner.devices();
-        let content = self.inner.content(voice);
-        let mut serving =
-            devices.values().filter(|device| device.is_ready() && serves(&devices, device, voice, content.as_deref()));
-        serving.all(|device| matches!(device.kind(), Some("espeak" | "cosyvoice3")))
-    }
-
-    /// Whether `voice` speaks the language of this BCP 47 tag, as far as is known. While no device is ready: yes.
-    pub fn speaks(&self, voice: Option<&str>, tag: &str) -> bool {
-        let devices = self.inner.devices();
-        let content = self.inner.content(voice);
-        let mut serving =
-            devices.values().filter(|device| device.is_ready() && serves(&devices, device, voice, content.as_deref()));
-        serving.all(|device| place::speaks(device, voice, tag))
-    }
-
     /// Goes on with the text of a streamed utterance that was taken; behind the `last` piece none follows. A piece ends
     /// where a word does. One that is over is ignored.
     pub fn append(&self, stream: StreamId, utterance: UtteranceId, text: &str, last: bool) {
@@ -397,6 +369,13 @@ impl Engine {
         self.inner.devices().values().filter(|device| device.is_ready()).find_map(Device::model)
     }
 
+    /// Voices of the first device that is ready and what each holds, the default first; none where a voice's name says all.
+    pub(crate) fn contents(&self) -> Vec<(String, String)> {
+        let devices = self.inner.devices();
+        let first = devices.values().filter(|device| device.is_ready()).find_map(Device::identity);
+        first.map(|identity| identity.voices().to_vec()).unwrap_or_default()
+    }
+
     /// Keeps phrases from now on, as `config` says. Said once; later words have no effect.
     pub fn keep_phrases(&self, config: &phrases::Config) {
         if let Some(phrases) = Phrases::start(config, self.inner.meter.clone()) {
@@ -412,7 +391,11 @@ impl Engine {
         if identities.iter().any(|identity| !identity.is_known()) {
             return None;
         }
-        let keys = utterances.iter().flat_map(|utterance| identities.iter().filter_map(|of| of.key(utterance)));
+        let devices = self.inner.devices();
+        let keys = utterances.iter().flat_map(|utterance| {
+            let content = self.inner.content(utterance.voice.as_deref());
+            devices.values().filter_map(move |device| device.key(utterance, content.as_deref()))
+        });
         phrases.fix(keys.collect());
         let missing =
             |utterance: &&Utterance| self.inner.phrase(utterance).is_some_and(|(phrases, key)| !phrases.has(&key));
@@ -502,13 +485,13 @@ impl Inner {
         let last = lock(&self.placements).get(&utterance.stream).map(|placement| placement.device);
         let content = self.content(utterance.voice.as_deref());
         let device = *preferred(&devices, utterance, content.as_deref(), last).first()?;
-        Some((phrases, devices.get(&device)?.identity()?.key(utterance)?))
+        Some((phrases, devices.get(&device)?.key(utterance, content.as_deref())?))
     }
 
     /// What keeps `utterance` while `device` speaks it, if it is to be kept.
-    fn recorder(&self, device: &Device, utterance: &Utterance) -> Option<Recorder> {
+    fn recorder(&self, device: &Device, utterance: &Utterance, content: Option<&str>) -> Option<Recorder> {
         let phrases = self.phrases.get()?;
-        phrases.record(device.identity()?.key(utterance)?, utterance)
+        phrases.record(device.key(utterance, content)?, utterance)
     }
 
     /// Has one of `devices` speak `utterance`, whose voice is `content`; which to try in turn `order` says by where its stream
@@ -536,7 +519,7 @@ impl Inner {
             if unpaced && !device.knows(stream) {
                 device.note(clock::now(), stream, StreamNote::Unpaced);
             }
-            let recorder = if again.is_none() { self.recorder(device, utterance) } else { None };
+            let recorder = if again.is_none() { self.recorder(device, utterance, content) } else { None };
             match device.submit(utterance, content, sink, recorder) {
                 Ok(()) => {
                     placements.insert(stream, Placement { device: number, unpaced });

@@ -42,6 +42,17 @@ impl Identity {
         Self { settings, model, voices }
     }
 
+    /// Of a worker by what it tells: its model as [`Identity::model`] names it, and its voices as [`Identity::of_model`] has
+    /// them.
+    pub fn of_worker(model: &str, voices: Vec<(String, String)>) -> Self {
+        Self { voices, ..Self::of_program(format!("worker {model}")) }
+    }
+
+    /// Voices that are files and what each holds, the default first.
+    pub fn voices(&self) -> &[(String, String)] {
+        &self.voices
+    }
+
     /// Whether the files have been read.
     pub fn is_known(&self) -> bool {
         self.model.get().is_some()

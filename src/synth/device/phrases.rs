@@ -238,7 +238,7 @@ impl Phrases {
 }
 
 /// Keeps an utterance that a device speaks.
-pub(super) struct Recorder {
+pub(in crate::synth) struct Recorder {
     phrases: Arc<Phrases>,
     key: Key,
     pcm: Vec<f32>,

@@ -13,6 +13,7 @@ use super::{DeviceStatus, Phase, lock};
 use crate::clock;
 use crate::sched::{Load, Refused, StreamNote, by_suitability};
 use crate::synth::device::remote::link::Link;
+use crate::synth::identity::Key;
 use crate::synth::{Identity, VoiceInfo};
 use crate::turn::{Class, SpeechSink, StreamId, Utterance, UtteranceId};
 use crate::voice::copies::copied;
@@ -71,7 +72,7 @@ impl Device {
                     None => local.shared.submit(utterance, sink, recorder),
                 }
             }
-            Device::Worker(link) => link.submit(utterance, content.filter(|_| link.takes_copies()), sink),
+            Device::Worker(link) => link.submit(utterance, content.filter(|_| link.takes_copies()), sink, recorder),
         }
     }
 
@@ -185,11 +186,23 @@ impl Device {
         }
     }
 
-    /// What decides how it sounds; `None`: it does not say, and what workers speak is kept where they are, if at all.
+    /// What decides how it sounds; `None`: it does not say.
     pub(super) fn identity(&self) -> Option<Arc<Identity>> {
         match self {
             Device::Local(local) => local.shared.state().identity.clone(),
-            Device::Worker(_) => None,
+            Device::Worker(link) => link.identity(),
+        }
+    }
+
+    /// What names the sound of `utterance`, whose voice is `content`, on this device; see [`Identity::key`].
+    pub(super) fn key(&self, utterance: &Utterance, content: Option<&str>) -> Option<Key> {
+        let identity = self.identity()?;
+        match (self, content) {
+            // There the voice is a copy, whose name is what it holds; before it was sent nothing is known of it.
+            (Device::Worker(link), Some(content)) if link.takes_copies() => {
+                identity.key(&Utterance { voice: Some(content.to_owned()), ..utterance.clone() })
+            }
+            _ => identity.key(utterance),
         }
     }
 

@@ -15,8 +15,9 @@ use crate::clock;
 use crate::sched::{EngineLimits, Load, Refused, RefusedReason, StreamNote};
 use crate::secret::Secret;
 use crate::synth::device::feed::Feed;
+use crate::synth::device::phrases::Recorder;
 use crate::synth::device::{DeviceStatus, Meter, Phase, Respeak, Spent};
-use crate::synth::{Caps, Memory, VoiceInfo};
+use crate::synth::{Caps, Identity, Memory, VoiceInfo};
 use crate::turn::{Class, SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd, UtteranceId, WordTimes};
 use crate::voice::copies::{Library, is_content};
 
@@ -58,6 +59,9 @@ struct State {
     caps: Option<Caps>,
     /// As it told last; kept when it is lost, for the join.
     model: Option<String>,
+    /// What decides how it sounds, by its model and the voices that it told of.
+    identity: Option<Arc<Identity>>,
+    contents: Option<Vec<(String, String)>>,
     voices: Vec<VoiceInfo>,
     /// Voices that it has as copies, by what they are, and after how much of a text each starts.
     copies: HashMap<String, Option<u32>>,
@@ -104,6 +108,8 @@ struct Handed {
     sink: SpeechSink,
     /// Somebody wants to know when its words sound.
     words: bool,
+    /// Keeps what is spoken.
+    recorder: Option<Recorder>,
 }
 
 /// An utterance that the worker speaks.
@@ -118,6 +124,8 @@ struct Open {
     cancelled: bool,
     /// The worker was asked when its words sound.
     words: bool,
+    /// Keeps what is spoken.
+    recorder: Option<Recorder>,
 }
 
 /// An utterance that is over, and the words of which somebody may still ask for.
@@ -139,6 +147,8 @@ impl Link {
             phase: Phase::Loading,
             caps: None,
             model: None,
+            identity: None,
+            contents: None,
             voices: Vec::new(),
             copies: HashMap::new(),
             status: Status::default(),
@@ -172,6 +182,7 @@ impl Link {
         utterance: &Utterance,
         content: Option<&str>,
         sink: &SpeechSink,
+        recorder: Option<Recorder>,
     ) -> Result<(), Refused> {
         let refused = |reason| Err(Refused { reason, retry_after: STATUS });
         let mut state = self.state();
@@ -189,7 +200,7 @@ impl Link {
         // As voices in process look at it.
         let words = utterance.words.is_kept() || (utterance.class == Class::Live && utterance.words.is_wanted());
         let (content, sink) = (content.map(str::to_owned), sink.clone());
-        let handed = Box::new(Handed { utterance: utterance.clone(), content, sink, words });
+        let handed = Box::new(Handed { utterance: utterance.clone(), content, sink, words, recorder });
         // overflow: refused
         if self.orders.try_send(Order::Submit(handed)).is_err() {
             return refused(RefusedReason::Full);
@@ -300,6 +311,11 @@ impl Link {
         self.state().model.clone()
     }
 
+    /// What decides how it sounds, where it tells.
+    pub(in crate::synth) fn identity(&self) -> Option<Arc<Identity>> {
+        self.state().identity.clone()
+    }
+
     /// As the worker told last.
     pub(in crate::synth) fn status(&self) -> DeviceStatus {
         let state = self.state();
@@ -339,6 +355,7 @@ impl Link {
         state.retry_at = Some(clock::now() + retry);
         state.voices.clear();
         state.copies.clear();
+        (state.identity, state.contents) = (None, None);
         state.working.clear();
         state.written.clear();
         state.status = Status::default();
@@ -369,6 +386,13 @@ impl Link {
             device: format!("worker {}", self.worker.address),
             limits: EngineLimits::of_one_stage(status.slots, status.slots),
         });
+        let news = status.contents.is_some() || state.model != status.model || state.identity.is_none();
+        state.contents = status.contents.clone().or(state.contents.take());
+        // One that does not tell what its voices hold is not known by its model alone.
+        if news {
+            let known = status.model.as_deref().zip(state.contents.clone());
+            state.identity = known.map(|(model, contents)| Arc::new(Identity::of_worker(model, contents)));
+        }
         state.model.clone_from(&status.model);
         let was = state.phase == Phase::Ready;
         state.phase = if kind.is_some() { Phase::Ready } else { Phase::Loading };

@@ -14,7 +14,7 @@ use super::link::Worker;
 use super::serve::{Door, Service, serve};
 use crate::sched::{Config, StreamNote};
 use crate::secret::Secret;
-use crate::synth::device::{Engine, Loader, Phase, Recovery};
+use crate::synth::device::{Engine, Loader, Phase, Recovery, phrases};
 use crate::synth::tone::Tone;
 use crate::turn::{Class, Epoch, SpeechEvent, StreamId, Utterance, UtteranceEnd};
 
@@ -111,6 +111,33 @@ async fn a_worker_speaks_to_the_bit_what_a_device_in_process_does() {
     let status = &engine.status()[0];
     assert_eq!(status.caps.as_ref().map(|caps| caps.name), Some("tone"));
     assert!(status.produced > 0 && engine.has_room().is_ok());
+    running.stop().await;
+}
+
+/// What a worker spoke once needs none again, and is kept apart from what another model would say.
+#[tokio::test]
+async fn a_phrase_that_a_worker_spoke_is_kept_here() {
+    let running = Running::start().await;
+    let engine = gateway(vec![running.worker(TOKEN)], Vec::new());
+    ready(&engine, 1).await;
+    engine.keep_phrases(&phrases::Config { disk_mib: 0, ..phrases::Config::default() });
+    let text = "Hello, you have reached support.";
+    let known = async {
+        while engine.fix_phrases(&[utterance(StreamId::next(), text)]).is_none_or(|missing| missing.is_empty()) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, known).await.expect("the worker tells what its voice is");
+    let first = spoken(&engine, text).await;
+    let made = running.engine.status()[0].produced;
+    assert_eq!(engine.fix_phrases(&[utterance(StreamId::next(), text)]).map(|missing| missing.len()), Some(0));
+    assert_eq!(spoken(&engine, text).await, first);
+    assert_eq!(spoken(&engine, "Something else.").await, spoken(&running.engine, "Something else.").await);
+    let worker = running.engine.status()[0].produced;
+    assert!(made > 0 && worker > made, "the worker spoke the other text");
+    // With another seed it is another phrase.
+    let other = Utterance { seed: 8, ..utterance(StreamId::next(), text) };
+    assert_eq!(engine.fix_phrases(&[other]).map(|missing| missing.len()), Some(1));
     running.stop().await;
 }
 

@@ -191,6 +191,9 @@ pub(super) struct Status {
     /// Whether it takes voices of gateways.
     #[serde(default)]
     pub(super) copies: bool,
+    /// Voices that are files and what each holds, the default first; told with `voices`.
+    #[serde(default)]
+    pub(super) contents: Option<Vec<(String, String)>>,
 }
 
 /// A [`crate::synth::VoiceInfo`].

@@ -17,6 +17,7 @@ use super::{Handed, Late, Link, Open, Order, PAUSES, SWEEP, WORDS, Worker};
 use crate::clock;
 use crate::sched::StreamNote;
 use crate::synth::device::feed::Feed;
+use crate::synth::device::phrases::Recorder;
 use crate::synth::device::{Phase, Sound};
 use crate::turn::{Class, NotBefore, SpeechEvent, SpeechSink, Utterance, UtteranceEnd, UtteranceId, WordEnd};
 
@@ -71,7 +72,9 @@ async fn without_worker(link: &Arc<Link>, orders: &mut mpsc::Receiver<Order>) {
     loop {
         match orders.recv().await {
             // It was accepted a moment before the worker was lost.
-            Some(Order::Submit(handed)) => hand_over(link, begun(link, handed.utterance, handed.sink, handed.words).0),
+            Some(Order::Submit(handed)) => {
+                hand_over(link, begun(link, handed.utterance, handed.sink, handed.words, None).0)
+            }
             Some(Order::Stop) | None => return link.down(Phase::Stopped, Duration::ZERO),
             Some(Order::Expect(..) | Order::Note(..) | Order::Refresh(_) | Order::Taken(..) | Order::Written) => {}
         }
@@ -172,17 +175,17 @@ fn write_on(link: &Link, open: &HashMap<u64, Open>, out: &mut Vec<u8>) {
 }
 
 /// An utterance that was accepted, and the audio that its task hands on.
-fn begun(link: &Link, utterance: Utterance, sink: SpeechSink, words: bool) -> (Open, u64) {
+fn begun(link: &Link, utterance: Utterance, sink: SpeechSink, words: bool, recorder: Option<Recorder>) -> (Open, u64) {
     let (pieces, waiting) = mpsc::channel(CREDIT + 1);
     let id = utterance.id.0;
     tokio::spawn(hand_on(id, waiting, sink.clone(), link.orders.clone()));
-    (Open { utterance, sink, pieces, given: 0, accepted: clock::now(), cancelled: false, words }, id)
+    (Open { utterance, sink, pieces, given: 0, accepted: clock::now(), cancelled: false, words, recorder }, id)
 }
 
 fn obey(link: &Link, order: Order, open: &mut HashMap<u64, Open>, sent: &mut HashSet<String>, out: &mut Vec<u8>) {
     match order {
         Order::Submit(handed) => {
-            let Handed { utterance, content, sink, words } = *handed;
+            let Handed { utterance, content, sink, words, recorder } = *handed;
             let content = content.filter(|content| has(link, utterance.voice.as_deref(), content, sent, out));
             let submission = Submission {
                 id: utterance.id.0,
@@ -203,7 +206,7 @@ fn obey(link: &Link, order: Order, open: &mut HashMap<u64, Open>, sent: &mut Has
                 stages: utterance.class == Class::Live,
             };
             out.extend(wire::message(&ToWorker::Submit(Box::new(submission))));
-            let (begun, id) = begun(link, utterance, sink, words);
+            let (begun, id) = begun(link, utterance, sink, words, recorder);
             open.insert(id, begun);
             write_on(link, open, out);
         }
@@ -277,6 +280,9 @@ fn hear(
             // Of one that was cancelled, perhaps.
             let Some(open) = open.get_mut(&id) else { return Ok(()) };
             open.given += pcm.len();
+            if let Some(recorder) = &mut open.recorder {
+                recorder.hear(&pcm);
+            }
             // overflow: never, there is room for all that the worker has credit for
             if let Err(mpsc::error::TrySendError::Full(_)) =
                 open.pieces.try_send(SpeechEvent::Audio { utterance: open.utterance.id, pcm })
@@ -285,7 +291,10 @@ fn hear(
             }
         }
         Frame::Message(ToGateway::End { id, how }) => {
-            if let Some(ended) = open.remove(&id) {
+            if let Some(mut ended) = open.remove(&id) {
+                if let Some(recorder) = ended.recorder.take().filter(|_| how == How::Done) {
+                    recorder.keep();
+                }
                 let Utterance { text, words, streamed, .. } = &ended.utterance;
                 if ended.words && how == How::Done && !streamed && words.known().is_none() {
                     let until = clock::now() + WORDS;

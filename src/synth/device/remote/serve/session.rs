@@ -16,7 +16,6 @@ use super::status::{status, told_of};
 use super::{Door, Service};
 use crate::clock;
 use crate::secret::same;
-use crate::synth::VoiceInfo;
 use crate::synth::device::{Engine, StreamNote};
 use crate::turn::{Epoch, StageTimes, StreamId, Utterance, UtteranceId, WordTimes};
 use crate::voice::copies;
@@ -84,7 +83,7 @@ pub(super) async fn session(
         io::ErrorKind::BrokenPipe.into()
     });
     let _writing = AbortOnDrop(writing.abort_handle());
-    let mut told: Option<Vec<VoiceInfo>> = None;
+    let mut told = None;
     let mut tick = tokio::time::interval(STATUS);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut heard = clock::now();
@@ -107,9 +106,10 @@ pub(super) async fn session(
                 let mut status = status(session.engine());
                 status.draining = session.service.is_draining();
                 status.copies = session.service.copies.is_some() && status.engine.as_deref() == Some(WITH_FILES);
-                let voices = session.engine().voices_and_copies();
+                let voices = (session.engine().voices_and_copies(), session.engine().contents());
                 if told.as_ref() != Some(&voices) {
-                    status.voices = Some(voices.iter().map(told_of).collect());
+                    status.voices = Some(voices.0.iter().map(told_of).collect());
+                    status.contents = Some(voices.1.clone());
                 }
                 let status = ToGateway::Status(Box::new(status));
                 // overflow: drops; frames that wait say that the worker lives, and the next status is newer

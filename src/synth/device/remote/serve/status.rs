@@ -48,6 +48,7 @@ pub(super) fn status(engine: &Engine) -> Status {
         draining: false,
         model: engine.model(),
         copies: false,
+        contents: None,
     }
 }
 
