@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{Batch, BatchError, Config};
+use super::{Batch, BatchError, Changes, ChangesReader, Config};
 use crate::clock;
 use crate::synth::device::Engine;
 
@@ -25,6 +25,8 @@ struct Inner {
     config: Config,
     engine: Engine,
     open: Mutex<Option<Batch>>,
+    /// Of whichever database is open.
+    changes: Changes,
     /// Another process does the work.
     parked: AtomicBool,
     /// Why the database could not be opened the last time.
@@ -45,7 +47,7 @@ impl Jobs {
     pub fn new(config: Config, engine: Engine) -> Self {
         let exists = config.database.path().is_none_or(Path::exists);
         let (open, parked, fault) = (Mutex::default(), AtomicBool::new(false), Mutex::default());
-        let jobs = Self(Arc::new(Inner { config, engine, open, parked, fault }));
+        let jobs = Self(Arc::new(Inner { config, engine, open, changes: Changes::default(), parked, fault }));
         if exists {
             // Told by the log and by `fault`.
             let _ = jobs.batch();
@@ -69,6 +71,11 @@ impl Jobs {
     /// Whether other gateways see the same jobs.
     pub fn are_shared(&self) -> bool {
         self.0.config.database.is_shared()
+    }
+
+    /// What is told of jobs from now on, whichever database is open then.
+    pub fn changes(&self) -> ChangesReader {
+        self.0.changes.reader()
     }
 
     /// Tries again to open a database that could not be opened. Blocks for milliseconds.
@@ -104,12 +111,13 @@ impl Jobs {
 
     /// Opens the database; a damaged one is put aside first.
     fn open(&self) -> Result<Batch, BatchError> {
-        let Inner { config, engine, .. } = &*self.0;
-        match (Batch::open(config.clone(), engine.clone()), config.database.path()) {
+        let Inner { config, engine, changes, .. } = &*self.0;
+        let open = || Batch::open_telling(config.clone(), engine.clone(), changes.clone());
+        match (open(), config.database.path()) {
             (Err(BatchError::Database(error)), Some(path)) if is_damaged(&error) => {
                 let aside = put_aside(path)?;
                 tracing::error!(%error, "the database of jobs is damaged; it lies at {} now", aside.display());
-                Batch::open(config.clone(), engine.clone())
+                open()
             }
             (outcome, _) => outcome,
         }

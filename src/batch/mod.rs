@@ -22,12 +22,14 @@
 mod age;
 mod audio;
 mod blame;
+mod changes;
 mod cue;
 mod jobs;
 mod runner;
 mod shared;
 mod store;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -38,6 +40,7 @@ use tokio::sync::Notify;
 
 use self::audio::Place;
 pub use self::audio::{JobAudio, S3};
+pub use self::changes::{Changes, ChangesReader};
 pub use self::jobs::{Jobs, JobsFault};
 use self::shared::Shared;
 use self::store::{NewJob, Postgres, Sqlite, Store};
@@ -326,6 +329,14 @@ impl Batch {
     /// # Errors
     /// The database or the folder cannot be used.
     pub fn open(config: Config, engine: Engine) -> Result<Self, BatchError> {
+        Self::open_telling(config, engine, Changes::default())
+    }
+
+    /// As [`Batch::open`], where `changes` are told of what happens to jobs, here or at the other gateways of a PostgreSQL.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_telling(config: Config, engine: Engine, changes: Changes) -> Result<Self, BatchError> {
         let place = Place::of(&config)?;
         let changed = Arc::new(Notify::new());
         let (store, health): (Box<dyn Store>, _) = match &config.database {
@@ -339,12 +350,12 @@ impl Batch {
             }
             Database::Postgres(address) => {
                 let lease = Duration::from_secs(config.lease_s.max(1).into());
-                let store = Postgres::new(address, Box::new(place.clone()), lease, changed.clone())?;
+                let store = Postgres::new(address, Box::new(place.clone()), lease, changed.clone(), changes.clone())?;
                 let health = store.health();
                 (Box::new(store), Some(health))
             }
         };
-        let shared = Arc::new(Shared::new(store, changed, place));
+        let shared = Arc::new(Shared::new(store, changed, place, changes));
         let (settings, theirs) = (config.clone(), shared.clone());
         let thread = std::thread::Builder::new()
             .name("batch".into())
@@ -397,6 +408,7 @@ impl Batch {
         let (now, max_jobs) = (clock::wall(), config.max_jobs);
         self.store().insert(&NewJob { id: &id, now, spec: &spec, items: &items, max_jobs, chars_per_day })?;
         self.inner.shared.changed.notify_one();
+        self.inner.shared.changes.of(&id);
         match self.job(&id) {
             // It is taken on, whatever became of the database since.
             Err(BatchError::Postgres(_)) => {
@@ -417,6 +429,16 @@ impl Batch {
         let mut job = self.store().job(id)?;
         self.annotate(std::slice::from_mut(&mut job))?;
         Ok(job)
+    }
+
+    /// Those of these jobs that there are, without their items.
+    ///
+    /// # Errors
+    /// The database failed.
+    pub fn jobs(&self, ids: &BTreeSet<Arc<str>>) -> Result<Vec<Job>, BatchError> {
+        let mut jobs = self.store().named(ids)?;
+        self.annotate(&mut jobs)?;
+        Ok(jobs)
     }
 
     /// Jobs from the newest on, or from the one that came before the job `after`, at most `limit` and [`PAGE`].
@@ -466,6 +488,7 @@ impl Batch {
         let cancelled = self.store().cancel(id, clock::wall())?;
         if cancelled {
             self.inner.shared.changed.notify_one();
+            self.inner.shared.changes.of(id);
             self.inner.shared.place.remove(id)?;
         }
         self.job(id)

@@ -276,6 +276,8 @@ impl Runner {
             let id = utterance.id;
             if let Err(refused) = self.engine.submit(utterance, sink.clone()) {
                 self.pause = Some(now + refused.retry_after);
+                // Another gateway may have room; where this cannot be said they wait until the lease ends.
+                let _ = self.shared.store().give_back(&work.id, work.fence);
                 return;
             }
             if self.trial == Some(stream) {
@@ -450,6 +452,7 @@ impl Runner {
         match finished {
             Ok(Finish::Counted(chars)) => {
                 *lock(&self.shared.stalled) = None;
+                self.shared.changes.of(&over.job);
                 self.observe(now, chars);
                 true
             }
@@ -556,6 +559,7 @@ impl Runner {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Changes;
     use super::super::audio::Place;
     use super::super::store::{NewJob, Sqlite, Store};
     use super::super::tests::{config, engine, spec};
@@ -578,7 +582,7 @@ mod tests {
                 std::fs::write(&config.audio_dir, b"in the way").expect("writes");
             }
             let place = Place::Folder(config.audio_dir.clone());
-            let shared = Arc::new(Shared::new(Box::new(store), Arc::default(), place));
+            let shared = Arc::new(Shared::new(Box::new(store), Arc::default(), place, Changes::default()));
             let audio = config.audio_dir.join("job");
             let mut runner = Runner::new(config, engine(), shared.clone());
             let lane = Lane { work, stream: StreamId::next(), pcm: vec![0; 480], failures: 0 };
@@ -597,7 +601,7 @@ mod tests {
         let spec = spec(&["Hello there."], Format::Wav);
         store.insert(&NewJob::plain("job", &spec, &[vec!["Hello there.".into()]])).expect("inserts");
         let place = Place::Folder(config.audio_dir.clone());
-        let shared = Arc::new(Shared::new(Box::new(store), Arc::default(), place));
+        let shared = Arc::new(Shared::new(Box::new(store), Arc::default(), place, Changes::default()));
         shared.fail.store(true, Ordering::Release);
         let thread = std::thread::spawn({
             let (config, shared) = (config.clone(), shared.clone());

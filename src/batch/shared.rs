@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
 use super::audio::Place;
+use super::changes::Changes;
 use super::store::Store;
 
 /// What the handle and the thread share.
@@ -15,6 +16,8 @@ pub(super) struct Shared {
     pub(super) place: Place,
     /// There may be something to do, or to stop.
     pub(super) changed: Arc<Notify>,
+    /// Who is told what has become of jobs.
+    pub(super) changes: Changes,
     stopped: AtomicBool,
     /// The runner panicked.
     pub(super) down: AtomicBool,
@@ -27,11 +30,12 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(store: Box<dyn Store>, changed: Arc<Notify>, place: Place) -> Self {
+    pub(super) fn new(store: Box<dyn Store>, changed: Arc<Notify>, place: Place, changes: Changes) -> Self {
         Self {
             store: Mutex::new(store),
             place,
             changed,
+            changes,
             stopped: AtomicBool::new(false),
             down: AtomicBool::new(false),
             #[cfg(test)]

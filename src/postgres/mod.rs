@@ -97,7 +97,21 @@ pub struct Setup {
     pub listen: Option<&'static str>,
     /// What is woken: by `NOTIFY`, by a new connection (what was said before it was missed), and by the loss of one.
     pub woken: Arc<Notify>,
+    /// Another channel, of which what is said matters, too.
+    pub feed: Option<Feed>,
 }
+
+/// A channel of `NOTIFY` whose messages are passed on.
+#[derive(Clone)]
+pub struct Feed {
+    /// Its name.
+    pub channel: &'static str,
+    /// Told each message; `None`: the connection is new, and what was said before it was missed. Must not block.
+    pub told: Arc<Told>,
+}
+
+/// What is done with a message.
+pub type Told = dyn Fn(Option<&str>) + Send + Sync;
 
 /// Whether a database can be used, for people.
 #[derive(Debug)]
@@ -263,6 +277,10 @@ async fn connect(target: &Target, setup: &Setup, health: &Arc<Health>) -> Result
         open.client.batch_execute(&format!("LISTEN {channel}")).await?;
         setup.woken.notify_one();
     }
+    if let Some(feed) = &setup.feed {
+        open.client.batch_execute(&format!("LISTEN {}", feed.channel)).await?;
+        (feed.told)(None);
+    }
     Ok(open)
 }
 
@@ -271,11 +289,14 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let (woken, health) = (setup.woken.clone(), health.clone());
+    let (woken, feed, health) = (setup.woken.clone(), setup.feed.clone(), health.clone());
     let driver = tokio::spawn(async move {
         loop {
             match poll_fn(|context| connection.poll_message(context)).await {
-                Some(Ok(AsyncMessage::Notification(_))) => woken.notify_one(),
+                Some(Ok(AsyncMessage::Notification(said))) => match &feed {
+                    Some(feed) if said.channel() == feed.channel => (feed.told)(Some(said.payload())),
+                    _ => woken.notify_one(),
+                },
                 Some(Ok(_)) => {}
                 Some(Err(error)) => {
                     health.set(Some(told(&error)));
@@ -373,7 +394,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let url = format!("postgres://nobody@/none?host={}", folder.path().display());
         let address = Address::new(Secret::new(url)).expect("an address");
-        let setup = Setup { part: "test", steps: &[], shown: false, listen: None, woken: Arc::default() };
+        let setup = Setup { part: "test", steps: &[], shown: false, listen: None, woken: Arc::default(), feed: None };
         let mut link = Link::new(&address, setup).expect("a link");
         assert_eq!(link.health().fault(), None, "not tried yet");
         let asked = link.run(async |_| Ok(()));

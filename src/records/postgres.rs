@@ -100,7 +100,7 @@ impl Postgres {
     fn with(address: &Address, holder: String) -> Result<Self, RecordError> {
         // Who writes asks every few seconds, and so knows.
         let shown = !holder.is_empty();
-        let setup = Setup { part: "records", steps: STEPS, shown, listen: None, woken: Arc::default() };
+        let setup = Setup { part: "records", steps: STEPS, shown, listen: None, woken: Arc::default(), feed: None };
         Ok(Self { link: Link::new(address, setup)?, holder, steady: None })
     }
 

@@ -1,4 +1,4 @@
-//! `GET /v1/events`: what happens on all calls and devices, as server-sent events.
+//! `GET /v1/events`: what happens on all calls, devices, trunks and jobs, of all gateways, as server-sent events.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -12,12 +12,14 @@ use axum::routing::get;
 use axum::{Extension, Router};
 use futures_util::stream::{self, Stream};
 use serde_json::{Value, json};
-use tokio::sync::{Semaphore, broadcast, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, mpsc};
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
+use tokio::time::Interval;
 
 use super::auth::Caller;
 use super::error::ApiError;
 use super::forward;
+use crate::call::{CallEvent, CallId};
 use crate::cluster::{self, Nodes, Peer};
 use crate::gateway::Gateway;
 use crate::node::NodeName;
@@ -26,6 +28,8 @@ use crate::node::NodeName;
 const DEVICES_EVERY: Duration = Duration::from_secs(1);
 /// Events of other gateways that may wait for the reader.
 const THEIR_EVENTS: usize = 256;
+/// Jobs that may wait for the reader.
+const JOBS: usize = 64;
 /// Longest silence of another gateway.
 const ANSWER: Duration = Duration::from_secs(5);
 /// Longest event of another gateway, bytes.
@@ -45,8 +49,9 @@ pub(super) fn router() -> Router<Gateway> {
     Router::new().route("/v1/events", get(stream)).layer(Extension(readers))
 }
 
-/// The stream, of the calls of all gateways and the devices and trunks of this one. A reader that falls behind is told how
-/// many events it lost. Trunks are told of when it begins, and when something about them has changed.
+/// The stream, of the calls, devices, trunks and jobs of all gateways; devices and trunks say whose they are where there are
+/// several. A reader that falls behind is told how many events it lost. Trunks are told of when it begins, and when something
+/// about them has changed, jobs when something about them has changed.
 async fn stream(
     State(gateway): State<Gateway>,
     Extension(Readers(readers)): Extension<Readers>,
@@ -58,9 +63,14 @@ async fn stream(
     let tick = tokio::time::interval(DEVICES_EVERY);
     let trunks = Vec::new();
     let nodes = gateway.nodes.clone().filter(|_| !caller.passed_on);
-    let others = nodes.map(|nodes| Others::follow(nodes, caller));
-    let parts = (events, tick, trunks, others, gateway, place);
-    let stream = stream::unfold(parts, |(mut events, mut tick, mut trunks, mut others, gateway, place)| async move {
+    // Jobs of one database are told by this gateway, whoever works on them.
+    let theirs_too = !gateway.jobs.are_shared();
+    let others = nodes.map(|nodes| Others::follow(nodes, caller, theirs_too));
+    let (tell, jobs) = mpsc::channel(JOBS);
+    // It ends when the stream is dropped.
+    tokio::spawn(super::job_events::gather(gateway.clone(), tell));
+    let parts = (events, tick, trunks, others, jobs, gateway, place);
+    let next = |(mut events, mut tick, mut trunks, mut others, mut jobs, gateway, place): Parts| async move {
         let event = tokio::select! {
             event = events.recv() => match event {
                 Ok((id, event)) => told("call", event.describe(&id)),
@@ -68,18 +78,39 @@ async fn stream(
                 Err(broadcast::error::RecvError::Closed) => return None,
             },
             event = theirs(&mut others) => event,
+            Some(job) = jobs.recv() => told("job", job),
             _ = tick.tick() => {
                 let before = std::mem::replace(&mut trunks, super::admin::trunks(&gateway));
                 if before != trunks {
-                    told("trunks", json!({ "trunks": trunks }))
+                    told("trunks", owned(&gateway, json!({ "trunks": trunks })))
                 } else {
-                    told("scheduler", json!({ "devices": super::admin::devices(&gateway) }))
+                    told("scheduler", owned(&gateway, json!({ "devices": super::admin::devices(&gateway) })))
                 }
             }
         };
-        Some((Ok(event), (events, tick, trunks, others, gateway, place)))
-    });
+        Some((Ok(event), (events, tick, trunks, others, jobs, gateway, place)))
+    };
+    let stream = stream::unfold(parts, next);
     Ok(Sse::new(stream).keep_alive(KeepAlive::default()))
+}
+
+/// What one stream reads from, and its place among readers.
+type Parts = (
+    broadcast::Receiver<(CallId, CallEvent)>,
+    Interval,
+    Vec<Value>,
+    Option<Others>,
+    mpsc::Receiver<Value>,
+    Gateway,
+    OwnedSemaphorePermit,
+);
+
+/// Says whose this is, where there are several gateways.
+fn owned(gateway: &Gateway, mut data: Value) -> Value {
+    if let Some(nodes) = &gateway.nodes {
+        data["node"] = json!(nodes.name().as_str());
+    }
+    data
 }
 
 fn told(name: &str, data: Value) -> Event {
@@ -98,7 +129,7 @@ async fn theirs(others: &mut Option<Others>) -> Event {
     }
 }
 
-/// The events of calls at other gateways. Dropped, it listens no more.
+/// The events of other gateways. Dropped, it listens no more.
 struct Others {
     events: mpsc::Receiver<(String, String)>,
     following: JoinHandle<()>,
@@ -111,14 +142,15 @@ impl Drop for Others {
 }
 
 impl Others {
-    fn follow(nodes: Nodes, caller: Caller) -> Self {
+    /// `jobs`: their jobs, too.
+    fn follow(nodes: Nodes, caller: Caller, jobs: bool) -> Self {
         let (tell, events) = mpsc::channel(THEIR_EVENTS);
-        Self { events, following: tokio::spawn(follow(nodes, caller, tell)) }
+        Self { events, following: tokio::spawn(follow(nodes, caller, jobs, tell)) }
     }
 }
 
 /// Listens to every gateway that there is, and again where it broke off.
-async fn follow(nodes: Nodes, caller: Caller, tell: mpsc::Sender<(String, String)>) {
+async fn follow(nodes: Nodes, caller: Caller, jobs: bool, tell: mpsc::Sender<(String, String)>) {
     let mut tick = tokio::time::interval(DEVICES_EVERY);
     let mut listening: HashMap<NodeName, AbortHandle> = HashMap::new();
     // Dropped with this task, it ends all of them.
@@ -130,14 +162,15 @@ async fn follow(nodes: Nodes, caller: Caller, tell: mpsc::Sender<(String, String
         for peer in nodes.others() {
             if !listening.contains_key(&peer.name) {
                 let name = peer.name.clone();
-                listening.insert(name, tasks.spawn(listen(nodes.clone(), peer, forward::said(&caller), tell.clone())));
+                let listen = listen(nodes.clone(), peer, forward::said(&caller), jobs, tell.clone());
+                listening.insert(name, tasks.spawn(listen));
             }
         }
     }
 }
 
-/// Passes on what one gateway tells of its calls until it breaks off; then the next look tries again.
-async fn listen(nodes: Nodes, peer: Peer, caller: cluster::Caller, tell: mpsc::Sender<(String, String)>) {
+/// Passes on what one gateway tells until it breaks off; then the next look tries again.
+async fn listen(nodes: Nodes, peer: Peer, caller: cluster::Caller, jobs: bool, tell: mpsc::Sender<(String, String)>) {
     let Ok(request) = nodes.request(&peer, Method::GET, "/v1/events", Some(caller), None) else { return };
     let Ok(Ok(response)) = tokio::time::timeout(ANSWER, request.send()).await else { return };
     let Ok(mut response) = response.error_for_status() else { return };
@@ -147,7 +180,7 @@ async fn listen(nodes: Nodes, peer: Peer, caller: cluster::Caller, tell: mpsc::S
         read.extend_from_slice(&piece);
         while let Some(end) = read.windows(2).position(|two| two == b"\n\n") {
             let event: Vec<u8> = read.drain(..end + 2).collect();
-            if let Some(event) = parse(&event) {
+            if let Some(event) = parse(&event, &peer.name, jobs) {
                 // overflow: awaited; the other gateway counts what its reader is too slow for
                 if tell.send(event).await.is_err() {
                     return;
@@ -161,13 +194,23 @@ async fn listen(nodes: Nodes, peer: Peer, caller: cluster::Caller, tell: mpsc::S
     }
 }
 
-/// Name and data of an event that is about calls; others are the business of their own gateway.
-fn parse(event: &[u8]) -> Option<(String, String)> {
+/// Name and data of an event of the gateway `node`; `jobs`: those of its jobs, too.
+fn parse(event: &[u8], node: &NodeName, jobs: bool) -> Option<(String, String)> {
     let text = std::str::from_utf8(event).ok().filter(|text| !text.contains('\r'))?;
     let field =
         |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim_start);
-    let name = field("event").filter(|name| matches!(*name, "call" | "lagged"))?;
-    Some((name.to_owned(), field("data")?.to_owned()))
+    let (name, data) = (field("event")?, field("data")?);
+    match name {
+        "call" | "lagged" => Some((name.to_owned(), data.to_owned())),
+        "job" => jobs.then(|| (name.to_owned(), data.to_owned())),
+        "scheduler" | "trunks" => {
+            // Who sends it knows best, but one of the last release does not say.
+            let mut data: Value = serde_json::from_str(data).ok()?;
+            data.as_object_mut()?.insert("node".to_owned(), json!(node.as_str()));
+            Some((name.to_owned(), data.to_string()))
+        }
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -175,13 +218,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_another_gateway_only_its_calls_are_told() {
+    fn what_another_gateway_tells_is_passed_on_with_its_name() {
+        let node: NodeName = "b".parse().expect("a name");
+        let parse = |event: &[u8], jobs| parse(event, &node, jobs);
         let call = b"event: call\ndata: {\"callId\":\"b.1\"}\n\n";
-        assert_eq!(parse(call), Some(("call".to_owned(), r#"{"callId":"b.1"}"#.to_owned())));
-        for other in
-            [&b"event: scheduler\ndata: {}\n\n"[..], b":\n\n", b"data: {}\n\n", b"event: call\n\n", b"\xff\n\n"]
-        {
-            assert_eq!(parse(other), None);
+        assert_eq!(parse(call, false), Some(("call".to_owned(), r#"{"callId":"b.1"}"#.to_owned())));
+        let devices = parse(b"event: scheduler\ndata: {\"devices\":[]}\n\n", false);
+        assert_eq!(devices, Some(("scheduler".to_owned(), r#"{"devices":[],"node":"b"}"#.to_owned())));
+        let trunks = parse(b"event: trunks\ndata: {\"node\":\"b\",\"trunks\":[]}\n\n", false);
+        assert_eq!(trunks, Some(("trunks".to_owned(), r#"{"node":"b","trunks":[]}"#.to_owned())));
+        let job = b"event: job\ndata: {\"id\":\"b.2\"}\n\n";
+        assert_eq!((parse(job, false), parse(job, true).is_some()), (None, true));
+        for other in [
+            &b"event: scheduler\ndata: []\n\n"[..],
+            b"event: scheduler\ndata: {\n\n",
+            b"event: another\ndata: {}\n\n",
+            b":\n\n",
+            b"data: {}\n\n",
+            b"event: call\n\n",
+            b"\xff\n\n",
+        ] {
+            assert_eq!(parse(other, true), None);
         }
     }
 }

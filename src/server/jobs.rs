@@ -34,7 +34,7 @@ pub(super) fn router() -> Router<Gateway> {
 }
 
 /// Runs `work` on the job database, off the runtime's workers.
-async fn on_batch<T: Send + 'static>(
+pub(super) async fn on_batch<T: Send + 'static>(
     gateway: &Gateway,
     work: impl FnOnce(Batch) -> Result<T, BatchError> + Send + 'static,
 ) -> Result<T, ApiError> {
@@ -152,7 +152,7 @@ async fn list(
 ///
 /// # Errors
 /// 404, as where there is none.
-fn own(batch: &Batch, caller: &Caller, id: &str) -> Result<(), BatchError> {
+pub(super) fn own(batch: &Batch, caller: &Caller, id: &str) -> Result<(), BatchError> {
     match batch.owner(id)? {
         owner if caller.sees(&owner) => Ok(()),
         _ => Err(BatchError::NotFound(format!("job `{id}`"))),

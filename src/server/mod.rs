@@ -20,6 +20,7 @@ mod grants;
 mod guard;
 mod handed;
 mod http2;
+mod job_events;
 pub mod jobs;
 mod listen;
 mod media;
@@ -108,6 +109,7 @@ pub fn router(gateway: Gateway, policies: Policies, configuration: Arc<dyn Confi
         .merge(debug::router())
         .merge(devices::router())
         .merge(jobs::router())
+        .merge(job_events::router())
         .merge(recording::router())
         .merge(records::router())
         .merge(voices::router())

@@ -107,6 +107,7 @@ pub const ROUTES: &[Route] = &[
     http("GET", "/v1/jobs/{id}", SPEECH),
     http("DELETE", "/v1/jobs/{id}", SPEECH),
     http("GET", "/v1/jobs/{id}/audio", SPEECH),
+    http("GET", "/v1/jobs/{id}/events", SPEECH),
     http("GET", "/v1/audio/voices", SPEECH),
     http("POST", "/v1/audio/voices", SPEECH),
     http("DELETE", "/v1/audio/voices", SPEECH),

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use antiphon::audio_file::Format;
-use antiphon::batch::{Batch, BatchError, Config, Job, JobSpec, JobState};
+use antiphon::batch::{Batch, BatchError, Changes, Config, Job, JobSpec, JobState};
 use antiphon::postgres::{Address, Database, Error, Link, Setup};
 use antiphon::sched;
 use antiphon::secret::Secret;
@@ -136,13 +136,40 @@ pub(super) fn files(folder: &Path) -> Vec<PathBuf> {
 /// A connection of the test's own.
 pub(super) fn link(url: &str) -> Link {
     let address = Address::new(Secret::new(url)).expect("an address");
-    Link::new(&address, Setup { part: "test", steps: &[], shown: false, listen: None, woken: Arc::default() })
-        .expect("a link")
+    let setup = Setup { part: "test", steps: &[], shown: false, listen: None, woken: Arc::default(), feed: None };
+    Link::new(&address, setup).expect("a link")
 }
 
 /// The one number that `query` asks for.
 pub(super) fn number(link: &mut Link, query: &str) -> i64 {
     link.run(async |client| Ok(client.query_one(query, &[]).await?.get(0))).expect("answered")
+}
+
+/// Seen where a gateway had no device for a sentence that it had taken: it kept it, and no other could speak it. And who
+/// follows the job there is told of what another speaks.
+#[tokio::test]
+async fn what_one_gateway_has_no_device_for_another_speaks_and_both_tell_of_it() {
+    let Some(server) = Postgres::start() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let broken: Loader = Box::new(|| Err(SynthError::Input("there is no voice".into())));
+    let without = Engine::start(vec![broken], sched::Config::default()).expect("starts");
+    let changes = Changes::default();
+    let mut told = changes.reader();
+    let mut next = async || tokio::time::timeout(super::LIMIT, told.next()).await.expect("told in time");
+    let b = Batch::open_telling(config(&server.url(), folder.path()), without, changes).expect("opens");
+    let job = b.submit(spec(0)).expect("accepted");
+    // Of its own, and by the database.
+    while next().await.as_deref() != Some(&*job.id) {}
+    let a = gateway(&server.url(), folder.path(), 30, &Gate::default());
+    assert_eq!(over(&a, &job.id).await.state, JobState::Done, "none of it is kept where nobody speaks");
+    let other = a.submit(spec(1)).expect("accepted");
+    // What is told of it can only have come by the database: the gateway without a voice does nothing to it.
+    while next().await.as_deref() != Some(&*other.id) {}
+    while b.job(&other.id).expect("known").state != JobState::Done {
+        next().await;
+    }
+    a.shutdown();
+    b.shutdown();
 }
 
 #[tokio::test]
@@ -374,7 +401,7 @@ async fn a_certificate_is_verified_and_a_password_proved() {
     let Some(server) = Postgres::start_secured(&data("node.pem"), &data("node-key.pem"), "sesame") else { return };
     let ask = |url: &str| {
         let address = Address::new(Secret::new(url)).expect("an address");
-        let setup = Setup { part: "test", steps: &[], shown: false, listen: None, woken: Arc::default() };
+        let setup = Setup { part: "test", steps: &[], shown: false, listen: None, woken: Arc::default(), feed: None };
         Link::new(&address, setup)?.run(async |client| {
             let query = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
             Ok(client.query_one(query, &[]).await?.get::<_, bool>(0))

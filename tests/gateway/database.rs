@@ -4,9 +4,12 @@
 use std::path::Path;
 use std::time::Duration;
 
+use antiphon::app::engines::Choice;
 use antiphon::config::{Config, EngineKind};
 use antiphon::postgres::{Address, Database};
 use antiphon::secret::Secret;
+use antiphon::synth::SynthError;
+use antiphon::synth::device::Loader;
 use antiphon_loadgen::codec::Codec;
 use antiphon_skip::postgres::Postgres;
 use serde_json::{Value, json};
@@ -82,6 +85,75 @@ async fn jobs_and_records_outlive_their_gateway_and_calls_the_database() {
     until(&a, &format!("/v1/records/{id}"), |status, said| status == 200 && said["state"] == "ended").await;
     assert_eq!(a.get(&job).await.1["state"], "done");
     a.app.drain().await;
+}
+
+/// The events in `text`: name and data of each.
+fn events(text: &str) -> Vec<(String, Value)> {
+    let field = |event: &str, name: &str| {
+        event.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": ")).map(str::to_owned)
+    };
+    let event = |event: &str| Some((field(event, "event")?, serde_json::from_str(&field(event, "data")?).ok()?));
+    text.split("\n\n").filter_map(event).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_is_followed_at_a_gateway_that_speaks_nothing_of_it() {
+    let Some(server) = Postgres::start() else { return };
+    let audio = tempfile::tempdir().expect("a folder");
+    let broken: Loader = Box::new(|| Err(SynthError::Input("there is no voice".into())));
+    let silent = Choice { loaders: vec![broken], fallback: None, reasons: Vec::new() };
+    let b = Rig::with_voices(|config| share(config, &server.url(), audio.path()), silent).await;
+    let mut all = b.client.get(format!("{}/v1/events", b.http)).send().await.expect("HTTP");
+    let (status, job) =
+        b.post("/v1/audio/speech/batch", json!({ "items": ["One.", SENTENCE, "Two. And three."] })).await;
+    assert_eq!(status, 202, "{job}");
+    let id = job["id"].as_str().expect("an id").to_owned();
+    let mut stream = b.client.get(format!("{}/v1/jobs/{id}/events", b.http)).send().await.expect("HTTP");
+    assert_eq!(stream.status(), 200);
+    let mut text = String::new();
+    let begun = async {
+        while events(&text).is_empty() {
+            text.push_str(&String::from_utf8_lossy(&stream.chunk().await.expect("open").expect("no end")));
+        }
+    };
+    timeout(PATIENCE, begun).await.expect("it tells at once");
+    let (name, first) = events(&text).remove(0);
+    assert_eq!(
+        (name.as_str(), &first["state"], first["results"].as_array().map(Vec::len)),
+        ("job", &json!("queued"), Some(3))
+    );
+    // Nobody has spoken any of it. Another gateway comes, and speaks it.
+    let a = Rig::with(|config| share(config, &server.url(), audio.path())).await;
+    let rest = timeout(PATIENCE, stream.text()).await.expect("it ends with the job").expect("whole");
+    let told = events(&format!("{text}{rest}"));
+    let (name, last) = told.last().expect("events");
+    assert_eq!(
+        (name.as_str(), &last["state"], &last["finished"]),
+        ("job", &json!("done"), &first["total"]),
+        "{told:?}"
+    );
+    for index in 0..3 {
+        let of_it = |(name, item): &&(String, Value)| name == "item" && item["index"] == json!(index);
+        let item = &told.iter().rfind(of_it).unwrap_or_else(|| panic!("item {index}: {told:?}")).1;
+        assert!(item["status"] == "done" && item["durationMs"].as_u64().is_some_and(|ms| ms > 0), "{item}");
+    }
+    // It is over: who asks again is told so, at once.
+    let again = a.client.get(format!("{}/v1/jobs/{id}/events", a.http)).send().await.expect("HTTP");
+    assert_eq!(events(&timeout(PATIENCE, again.text()).await.expect("it ends").expect("whole")).len(), 1);
+    let (status, _) = a.get("/v1/jobs/none/events").await;
+    assert_eq!(status, 404);
+    let mut text = String::new();
+    let done =
+        |text: &str| events(text).iter().any(|(name, of)| name == "job" && of["id"] == *id && of["state"] == "done");
+    let heard = async {
+        while !done(&text) {
+            text.push_str(&String::from_utf8_lossy(&all.chunk().await.expect("open").expect("no end")));
+        }
+    };
+    timeout(PATIENCE, heard).await.expect("/v1/events tells of jobs");
+    for rig in [a, b] {
+        rig.app.drain().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

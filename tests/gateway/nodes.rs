@@ -124,7 +124,11 @@ fn told(response: &Response, name: &str) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whichever_gateway_a_request_comes_to_the_owner_answers_it() {
     let Some(redis) = Redis::start() else { return };
-    let rigs = [redis.gateway("a", |_| {}).await, redis.gateway("b", |_| {}).await, redis.gateway("c", |_| {}).await];
+    let trunk = |config: &mut Config| {
+        let line = "name = 'line'\nhost = '127.0.0.1:9'";
+        config.sip.trunk = vec![toml::from_str(line).expect("a trunk")];
+    };
+    let rigs = [redis.gateway("a", |_| {}).await, redis.gateway("b", |_| {}).await, redis.gateway("c", trunk).await];
     knows(&rigs[0], &["b", "c"]).await;
     knows(&rigs[1], &["a", "c"]).await;
     knows(&rigs[2], &["a", "b"]).await;
@@ -164,14 +168,22 @@ async fn whichever_gateway_a_request_comes_to_the_owner_answers_it() {
     let mut read = String::new();
     let heard = async {
         let wanted = format!("\"callId\":\"{}\"", ids[2]);
-        while !read.contains(&wanted) {
+        let trunks = |line: &str| line.contains("\"trunks\":[{") && line.contains("\"node\":\"c\"");
+        let devices =
+            |line: &str, node: &str| line.contains("\"devices\":[{") && line.contains(&format!("\"node\":\"{node}\""));
+        let told = |read: &str| {
+            read.contains(&wanted)
+                && read.lines().any(trunks)
+                && ["a", "b", "c"].iter().all(|node| read.lines().any(|line| devices(line, node)))
+        };
+        while !told(&read) {
             // It begins to listen to the others within a second.
             rigs[2].speak(&calls[2], "Here.").await;
             let piece = events.chunk().await.expect("open").expect("no end");
             read.push_str(&String::from_utf8_lossy(&piece));
         }
     };
-    timeout(PATIENCE, heard).await.expect("the event of a call of another gateway");
+    timeout(PATIENCE, heard).await.expect("a call, devices and trunks of another gateway");
     drop(events);
 
     // A call that ends at another gateway is over, and its record is read there.

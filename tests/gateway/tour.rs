@@ -337,8 +337,11 @@ async fn speech(tour: &Tour, state: &Path) {
 
     let job = tour.json(("POST", "/v1/audio/speech/batch"), "", 202, json!({ "input": SENTENCE })).await;
     let id = job["id"].as_str().expect("an id");
-    super::program::until(&format!("{}/v1/jobs/{id}", tour.base), |job| job["state"] == "done").await;
-    tour.json(("GET", "/v1/jobs/{id}"), id, 200, Value::Null).await;
+    // Followed to its end, where the stream ends, too.
+    let told = tour.ask(("GET", "/v1/jobs/{id}/events"), id, 200, |r| r).await.text().await.expect("it ends");
+    let last = told.rsplit("event: job\ndata: ").next().and_then(|event| event.lines().next()).expect("an event");
+    assert_eq!(serde_json::from_str::<Value>(last).expect("JSON")["state"], "done", "{told}");
+    assert_eq!(tour.json(("GET", "/v1/jobs/{id}"), id, 200, Value::Null).await["state"], "done");
     assert_eq!(tour.json(("GET", "/v1/jobs"), "", 200, Value::Null).await["jobs"][0]["id"], id);
     let audio = tour.ask(("GET", "/v1/jobs/{id}/audio"), id, 200, |r| r).await.bytes().await.expect("a body");
     assert!(audio.starts_with(b"RIFF"));

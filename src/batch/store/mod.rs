@@ -10,6 +10,7 @@ pub(super) mod postgres;
 pub(super) mod sqlite;
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub(super) use self::postgres::Postgres;
@@ -175,6 +176,11 @@ pub(super) trait Store: Send {
         Ok(None)
     }
 
+    /// Gives the lease of one utterance back, which this gateway has no device for just now.
+    fn give_back(&mut self, _id: &PartId, _fence: i64) -> Result<(), BatchError> {
+        Ok(())
+    }
+
     /// Gives the leases of this gateway back.
     fn release(&mut self) -> Result<(), BatchError> {
         Ok(())
@@ -190,6 +196,9 @@ pub(super) trait Store: Send {
 
     /// One job with its items.
     fn job(&mut self, id: &str) -> Result<Job, BatchError>;
+
+    /// Those of `ids` that there are, without their items.
+    fn named(&mut self, ids: &BTreeSet<Arc<str>>) -> Result<Vec<Job>, BatchError>;
 
     /// The newest jobs of those tenants that `whose` says, or the newest that are older than `after`, at most `limit`.
     fn list(&mut self, limit: u32, after: Option<&str>, whose: &dyn Fn(&str) -> bool) -> Result<Vec<Job>, BatchError>;

@@ -2,7 +2,9 @@
 //!
 //! A gateway claims an utterance with `FOR UPDATE SKIP LOCKED`: two that ask at the same time get different ones, and
 //! neither waits. The lease lasts by the clock of the database, so that those of the gateways may differ; each gateway makes
-//! its leases longer before they end ([`Store::renew`]). `NOTIFY` wakes idle gateways when a job comes or is cancelled.
+//! its leases longer before they end ([`Store::renew`]). `NOTIFY` wakes idle gateways when a job comes or is cancelled, and tells
+//! all of them, on a channel of its own, which job has changed: so whichever one a client follows a job at knows at once what
+//! another has spoken of it.
 //!
 //! # Why
 //! - **The name of a file holds the fence**, so that one who comes late overwrites nothing, and the row says whose file
@@ -20,11 +22,13 @@ use tokio::sync::Notify;
 
 use super::{Finish, Made, Marked, NewJob, PartId, Store, Work, item_result, no_job, state_of};
 use crate::audio_file::Format;
-use crate::batch::{BatchError, Job, JobState, PAGE};
-use crate::postgres::{Address, Client, Error, Health, Link, Row, Setup};
+use crate::batch::{BatchError, Changes, Job, JobState, PAGE};
+use crate::postgres::{Address, Client, Error, Feed, Health, Link, Row, Setup};
 
 /// The channel that wakes gateways.
 const CHANNEL: &str = "antiphon_batch";
+/// The channel on which gateways tell each other the names of jobs about which something has changed.
+const PROGRESS: &str = "antiphon_batch_progress";
 /// Taken while a job is taken on, so that limits hold for all gateways together.
 const ADMISSION: i64 = 0x6261_7463_6861_646d;
 
@@ -120,15 +124,22 @@ pub(in crate::batch) struct Postgres {
 }
 
 impl Postgres {
-    /// Those at `address`, with audio at `place`. Connects to nothing yet. `woken`: when there may be something to do.
+    /// Those at `address`, with audio at `place`. Connects to nothing yet. `woken`: when there may be something to do;
+    /// `changes`: told what all gateways do to jobs.
     pub(in crate::batch) fn new(
         address: &Address,
         place: Box<dyn Marked>,
         lease: Duration,
         woken: Arc<Notify>,
+        changes: Changes,
     ) -> Result<Self, BatchError> {
-        let link =
-            Link::new(address, Setup { part: "batch", steps: STEPS, shown: true, listen: Some(CHANNEL), woken })?;
+        let told = Arc::new(move |job: Option<&str>| match job {
+            Some(job) => changes.of(job),
+            None => changes.unknown(),
+        });
+        let feed = Some(Feed { channel: PROGRESS, told });
+        let setup = Setup { part: "batch", steps: STEPS, shown: true, listen: Some(CHANNEL), woken, feed };
+        let link = Link::new(address, setup)?;
         let holder = uuid::Uuid::new_v4().simple().to_string();
         Ok(Self { link, holder, lease, place, known: false })
     }
@@ -227,7 +238,7 @@ impl Store for Postgres {
                     &[&seq, &tenant, &spec.priority, &items, &parts, &texts, &chars, &seeds, &voices, &manners],
                 )
                 .await?;
-            transaction.execute("SELECT pg_notify($1, '')", &[&CHANNEL]).await?;
+            transaction.execute("SELECT pg_notify($1, ''), pg_notify($2, $3)", &[&CHANNEL, &PROGRESS, &job.id]).await?;
             committing.set(true);
             Ok(transaction.commit().await?)
         });
@@ -287,10 +298,8 @@ impl Store for Postgres {
         self.run(async |client| {
             let transaction = client.transaction().await?;
             // The job first: what changes both locks them in this order.
-            let query = "SELECT FROM antiphon.batch_job WHERE seq = $1 FOR UPDATE";
-            if transaction.query_opt(query, &[&seq]).await?.is_none() {
-                return Ok(Finish::Void);
-            }
+            let query = "SELECT id FROM antiphon.batch_job WHERE seq = $1 FOR UPDATE";
+            let Some(job) = transaction.query_opt(query, &[&seq]).await? else { return Ok(Finish::Void) };
             let query = "UPDATE antiphon.batch_part
                 SET state = $5, samples = $6, error = $7, holder = NULL, until = NULL
                 WHERE job = $1 AND item = $2 AND part = $3 AND fence = $4 AND state = 0 RETURNING chars";
@@ -309,6 +318,7 @@ impl Store for Postgres {
                          THEN 'done' ELSE 'failed' END
                 WHERE seq = $1 AND finished = total";
             transaction.execute(query, &[&seq, &now]).await?;
+            transaction.execute("SELECT pg_notify($1, $2)", &[&PROGRESS, &job.get::<_, &str>(0)]).await?;
             transaction.commit().await?;
             Ok(Finish::Counted(row.get::<_, i32>(0).max(0) as u64))
         })
@@ -333,6 +343,17 @@ impl Store for Postgres {
             let query = "DELETE FROM antiphon.batch_holder WHERE until < clock_timestamp() - interval '1 day'";
             client.execute(query, &[]).await?;
             Ok(Some(held.iter().map(|row| (part_of(row), row.get(3))).collect()))
+        })
+    }
+
+    fn give_back(&mut self, id: &PartId, fence: i64) -> Result<(), BatchError> {
+        let holder = self.holder.clone();
+        self.run(async |client| {
+            let query = "UPDATE antiphon.batch_part SET holder = NULL, until = NULL
+                WHERE job = $1 AND item = $2 AND part = $3 AND fence = $4 AND state = 0 AND holder = $5";
+            client.execute(query, &[&id.seq, &(id.item as i32), &(id.part as i32), &fence, &holder]).await?;
+            client.execute("SELECT pg_notify($1, '')", &[&CHANNEL]).await?;
+            Ok(())
         })
     }
 
@@ -371,7 +392,7 @@ impl Store for Postgres {
                     ORDER BY job, item, part FOR UPDATE
                 )";
             transaction.execute(query, &[&row.get::<_, i64>(0)]).await?;
-            transaction.execute("SELECT pg_notify($1, '')", &[&CHANNEL]).await?;
+            transaction.execute("SELECT pg_notify($1, ''), pg_notify($2, $3)", &[&CHANNEL, &PROGRESS, &id]).await?;
             transaction.commit().await?;
             Ok(Some(true))
         })?;
@@ -398,6 +419,14 @@ impl Store for Postgres {
             Ok(Some(job))
         })?;
         found.ok_or_else(|| no_job(id))
+    }
+
+    fn named(&mut self, ids: &BTreeSet<Arc<str>>) -> Result<Vec<Job>, BatchError> {
+        let ids: Vec<&str> = ids.iter().map(|id| &**id).collect();
+        self.run(async |client| {
+            let query = "SELECT seq, id, state, total, finished FROM antiphon.batch_job WHERE id = ANY ($1::text[])";
+            Ok(client.query(query, &[&ids]).await?.iter().map(job_of).collect())
+        })
     }
 
     fn list(&mut self, limit: u32, after: Option<&str>, whose: &dyn Fn(&str) -> bool) -> Result<Vec<Job>, BatchError> {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -279,6 +280,15 @@ impl Store for Sqlite {
         let mut job = self.db.query_row("SELECT id, state, total, finished FROM job WHERE seq = ?1", [seq], job_of)?;
         job.results = self.results(seq, job.state)?;
         Ok(job)
+    }
+
+    fn named(&mut self, ids: &BTreeSet<Arc<str>>) -> Result<Vec<Job>, BatchError> {
+        let mut query = self.db.prepare("SELECT id, state, total, finished FROM job WHERE id = ?1")?;
+        let mut jobs = Vec::new();
+        for id in ids {
+            jobs.extend(query.query_row([&**id], job_of).optional()?);
+        }
+        Ok(jobs)
     }
 
     fn list(&mut self, limit: u32, after: Option<&str>, whose: &dyn Fn(&str) -> bool) -> Result<Vec<Job>, BatchError> {

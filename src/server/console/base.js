@@ -48,10 +48,10 @@ $("sign-in").onclick = () => askToken();
 // ---- requests ----
 
 /** A response that succeeded, or 503 with what is wrong. Where the gateway wants a token, it is asked for first. */
-export async function request(method, path, { body, type, quiet = false } = {}) {
+export async function request(method, path, { body, type, quiet = false, signal } = {}) {
   for (;;) {
     const sent = token;
-    const response = await fetch(path, { method, headers: headers(type ? { "Content-Type": type } : {}), body }).catch(() => {
+    const response = await fetch(path, { method, headers: headers(type ? { "Content-Type": type } : {}), body, signal }).catch(() => {
       throw new CallError("the gateway does not answer", { code: "unreachable" });
     });
     if (response.status === 401 && !(quiet && declined)) {
@@ -82,6 +82,28 @@ export async function api(method, path, body, quiet = false) {
     return text ? JSON.parse(text) : null;
   } catch {
     return text;
+  }
+}
+
+/** What a stream of server-sent events tells: name and value of each. By `fetch`, since an EventSource can send no token. */
+export async function* told(path, signal) {
+  const response = await request("GET", path, { quiet: true, signal });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const blocks = (rest + value).split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) {
+      let name = "message";
+      let data = "";
+      for (const line of block.split("\n")) {
+        if (line.startsWith("event:")) name = line.slice(6).trim();
+        else if (line.startsWith("data:")) data += line.slice(5).trim();
+      }
+      if (data) yield [name, JSON.parse(data)];
+    }
   }
 }
 

@@ -1,12 +1,12 @@
 // The console: everything here comes from the public API and from /v1/events. This file keeps the panels up to date.
 
 import { CallError } from "/antiphon.js";
-import { $, access, api, isLocked, note, refreshers, request, show, shown } from "/console/base.js";
-import { drawJobs } from "/console/batch.js";
+import { $, access, api, isLocked, note, refreshers, show, shown, told } from "/console/base.js";
+import { drawJobs, jobTold } from "/console/batch.js";
 import { drawCalls } from "/console/calls.js";
-import { drawReadiness } from "/console/operate.js";
+import { drawReadiness, gatewayTold } from "/console/operate.js";
 import "/console/records.js";
-import { deviceCount, draw as drawScheduler, drawDevices, drawStages, drawTimeline } from "/console/scheduler.js";
+import { answering, deviceCount, draw as drawScheduler, drawDevices, drawStages, drawTimeline } from "/console/scheduler.js";
 import { figures, firstAudio } from "/console/talk.js";
 import { turnEvent } from "/console/turns.js";
 import "/console/voices.js";
@@ -29,41 +29,37 @@ async function look(path) {
   }
 }
 
-/** Server-sent events by `fetch`, since an EventSource can send no token. */
+/** Whether events come: what they tell is not asked for. */
+let events = false;
+
 async function follow() {
   for (;;) {
     try {
       if (!isLocked() && !denied.has("/v1/events")) {
-        const response = await request("GET", "/v1/events", { quiet: true });
-        const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-        let rest = "";
-        for (;;) {
-          const { value, done } = await reader.read();
-          if (done) break;
-          const blocks = (rest + value).split("\n\n");
-          rest = blocks.pop();
-          for (const block of blocks) dispatch(block);
+        for await (const [name, value] of told("/v1/events")) {
+          events = true;
+          dispatch(name, value);
         }
       }
     } catch (error) {
       if (error instanceof CallError && error.status === 403) denied.add("/v1/events");
     }
+    events = false;
     await pause();
   }
 }
 
-function dispatch(block) {
-  let name = "message";
-  let data = "";
-  for (const line of block.split("\n")) {
-    if (line.startsWith("event:")) name = line.slice(6).trim();
-    else if (line.startsWith("data:")) data += line.slice(5).trim();
+function dispatch(name, value) {
+  if (name === "scheduler") {
+    gatewayTold(value);
+    return drawDevices(value.devices, value.node);
   }
-  if (!data) return;
-  const value = JSON.parse(data);
-  if (name === "scheduler") return drawDevices(value.devices);
+  if (name === "job") return jobTold(value);
   if (name === "lagged") return note("events", `${value.lost} events were lost: this page was too slow`);
-  if (name === "trunks") return note("trunks", value.trunks.map(trunk => `${trunk.name} ${trunk.up ? "up" : "down"}`).join(", "));
+  if (name === "trunks") {
+    gatewayTold(value);
+    return note(value.node ? `trunks of ${value.node}` : "trunks", value.trunks.map(trunk => `${trunk.name} ${trunk.up ? "up" : "down"}`).join(", "));
+  }
   // Events of a newer gateway that this page does not know.
   if (!value.event) return;
   turnEvent(value);
@@ -89,10 +85,13 @@ refreshers.devices = async () => {
   await scheduler();
 };
 
+let looks = 0;
 async function poll() {
   for (;;) {
     try {
-      drawReadiness(await api("GET", "/readyz"));
+      const ready = await api("GET", "/readyz");
+      answering(ready.cluster?.node);
+      drawReadiness(ready);
     } catch {
       $("health").textContent = "no answer";
       $("health").className = "pill bad";
@@ -101,7 +100,8 @@ async function poll() {
       const calls = (await look("/v1/calls"))?.calls;
       if (calls) drawCalls(calls);
       await figures(calls);
-      if (shown("batch") && !isLocked()) await drawJobs(true);
+      // Where events come they tell what changes; the list is looked at now and then for jobs that were forgotten.
+      if (shown("batch") && !isLocked() && (!events || looks++ % 15 === 0)) await drawJobs(true);
       if (shown("devices")) await scheduler();
     } catch {
       // The next look may find more; what somebody asked for tells its own errors.

@@ -14,6 +14,27 @@ export function drawReadiness(ready) {
   $("drain").hidden = ready.draining;
   $("undrain").hidden = !ready.draining;
 }
+
+/** What each gateway has told of its devices and trunks, where there are several; one that is silent is gone. */
+const gateways = new Map();
+const SILENT = 5_000;
+
+export function gatewayTold({ node, devices, trunks }) {
+  if (!node) return;
+  const now = performance.now();
+  const known = gateways.get(node) ?? {};
+  gateways.set(node, { devices: devices ?? known.devices ?? [], trunks: trunks ?? known.trunks ?? [], at: now });
+  for (const [other, one] of gateways) if (now - one.at > SILENT) gateways.delete(other);
+  if (!shown("operate")) return;
+  const sorted = [...gateways].sort(([a], [b]) => a.localeCompare(b));
+  $("gateways").replaceChildren(...sorted.map(([name, one]) => {
+    const ready = one.devices.filter(device => device.state === "ready").length;
+    const live = one.devices.reduce((sum, device) => sum + (device.live ?? 0), 0);
+    const lines = one.trunks.map(trunk => `${trunk.name} ${trunk.up ? "up" : "down"}`).join(", ");
+    return el("li", { textContent: `${name}: ${ready} of ${one.devices.length} devices ready, ${live} live streams${lines ? `; trunks: ${lines}` : ""}` });
+  }));
+}
+
 $("drain").onclick = attempt(async () => {
   if (await confirmed("Drain this gateway? It refuses new calls and lets live ones finish.", "Drain")) {
     const done = await api("POST", "/v1/admin/drain");

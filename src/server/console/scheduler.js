@@ -5,7 +5,15 @@ import { $, bytes, el, figure, percent, row, shown, svg } from "/console/base.js
 const KEPT = 120;
 const KINDS = [["live", "live streams"], ["batch", "batch streams"], ["queued", "queued"], ["slackSeconds", "least slack, s"]];
 const histories = new Map();
-let latest = [];
+/** A gateway that has told nothing for so long, ms, is gone. */
+const SILENT = 5_000;
+/** With many gateways, drawn no more often than that, ms. */
+const REST = 400;
+const gateways = new Map();
+let drawnAt = 0;
+/** The gateway that answers this page's requests; empty where there is one. */
+let own = "";
+export const answering = node => (own = node ?? "");
 
 /** A figure over two minutes, now at the right; where there was none, the line has a hole. */
 function spark(values, label, second) {
@@ -21,23 +29,32 @@ function spark(values, label, second) {
   return el("figure", { class: "plain" }, el("figcaption", { class: "hint", textContent: `${label}: ${round(values.at(-1))}`, title: "two minutes, now at the right" }), drawing);
 }
 
-/** What every device is now, once a second. */
-export function drawDevices(list) {
+/** What every device is now, once a second. `node`: whose devices these are, where there are several gateways. */
+export function drawDevices(list, node = "") {
+  const now = performance.now();
+  gateways.set(node, { list, at: now });
+  for (const [other, one] of gateways) if (now - one.at > SILENT) gateways.delete(other);
   for (const [n, device] of list.entries()) {
-    const key = device.device ?? "device " + n;
+    const key = named(node, device, n);
     const kept = histories.get(key) ?? Object.fromEntries(KINDS.map(([name]) => [name, []]));
     for (const [name] of KINDS) kept[name] = [...kept[name], device[name] ?? (name === "slackSeconds" ? null : 0)].slice(-KEPT);
     histories.set(key, kept);
   }
-  latest = list;
+  if (gateways.size > 1 && now - drawnAt < REST) return;
   draw();
 }
 
+/** A device's name; of several gateways with that of its own. */
+const named = (of, device, n) => (of ? `${of}: ` : "") + (device.device ?? "device " + n);
+
 /** At once when the panel is opened, with what was known last. */
 export function draw() {
-  const list = latest;
   if (!shown("devices")) return;
-  $("devices").replaceChildren(...list.map((device, n) => card(device, device.device ?? "device " + n, n)));
+  drawnAt = performance.now();
+  const sorted = [...gateways].sort(([a], [b]) => a.localeCompare(b));
+  // Steps are known of the gateway that answers.
+  const place = (of, n) => (of === own ? n : -1);
+  $("devices").replaceChildren(...sorted.flatMap(([of, one]) => one.list.map((device, n) => card(device, named(of, device, n), place(of, n)))));
 }
 
 function card(device, key, at) {
@@ -80,7 +97,7 @@ const LANE = 22;
 const HOLE = 1_000;
 const STAGES = ["prefill", "decode", "flow", "vocode"];
 
-export const deviceCount = () => latest.length;
+export const deviceCount = () => gateways.get(own)?.list.length ?? 0;
 
 export function drawTimeline(at, { elsewhere, steps, slack }) {
   if (elsewhere || !steps.length) return timelines.set(at, el("p", { class: "hint", textContent: elsewhere ? "A worker on another machine does not tell its steps." : "No step yet." }));
