@@ -283,7 +283,6 @@ async fn behind_balancers_no_follow_up_is_misrouted() {
 
 /// Callers listen, and new calls come in.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes twelve seconds; in small: handover.rs a_kept_connection, nodes.rs a_node_whose_place"]
 async fn a_deploy_of_all_nodes_ends_no_call() {
     let Some(mut site) = Site::start().await else { return };
     let live = if wanted() > 1_000 { 100 } else { LIVE };
