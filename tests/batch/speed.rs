@@ -1,11 +1,13 @@
-//! Batch work of one, two and four devices, in one gateway and in as many gateways on one PostgreSQL. Each device is
-//! throttled to a speed of its own, so that the cores of this machine are not what is measured.
+//! Batch work of one, two and four devices, in one gateway, in as many gateways on one PostgreSQL, and in as many processes
+//! that speak for a gateway without a voice, as `antiphon worker` does. Each device is throttled to a speed of its own, so that the cores of this machine are not what is measured.
 //!
 //! `cargo test --test batch -- --ignored speed --nocapture` measures it; without that the tests look whether all devices
 //! are at it at the same time, whatever time that takes.
 
 use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::park_timeout;
 use std::time::Duration;
@@ -174,15 +176,87 @@ async fn one_job_is_spoken_by_the_devices_of_four_gateways_at_once() {
     at_once(together(&server.url(), folder.path(), 4, &Brake::Others(meeting.clone())), &meeting).await;
 }
 
+/// Processes that lease what the gateway before them took on, and speak it.
+struct Workers(Vec<Child>);
+
+impl Workers {
+    fn start(url: &str, folder: &Path, count: usize) -> Self {
+        let start = || {
+            let mut child = Command::new(std::env::current_exe().expect("known"))
+                .args(["--ignored", "--exact", "speed::process", "--nocapture"])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::null())
+                .spawn()
+                .expect("starts");
+            writeln!(child.stdin.take().expect("piped"), "{url}\n{}", folder.display()).expect("told");
+            let lines = BufReader::new(child.stdout.take().expect("piped")).lines().map_while(Result::ok);
+            assert!(lines.into_iter().any(|line| line == "open"), "the worker did not start");
+            child
+        };
+        Self((0..count).map(|_| start()).collect())
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // It may have ended by itself.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Not a test: one of those processes. Its standard input says where the database and the folder are.
+#[test]
+#[ignore = "started by the tests below"]
+fn process() {
+    let mut told = std::io::stdin().lines().map_while(Result::ok);
+    let (Some(url), Some(folder)) = (told.next(), told.next()) else { return };
+    let _gateway = together(&url, Path::new(&folder), 1, &Brake::Speed);
+    println!("\nopen");
+    // Until it is killed.
+    loop {
+        std::thread::park();
+    }
+}
+
+/// A gateway that takes jobs on and has nothing to speak them with.
+fn silent(url: &str, folder: &Path) -> Vec<Batch> {
+    let none: Loader = Box::new(|| Err(SynthError::Input("there is no voice".into())));
+    let engine = Engine::start(vec![none], sched::Config::default()).expect("starts");
+    vec![Batch::open(config(url, folder), engine).expect("opens")]
+}
+
+#[tokio::test]
+async fn processes_speak_the_jobs_of_a_gateway_that_has_no_voice() {
+    let Some(server) = Postgres::start() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let gateway = silent(&server.url(), folder.path());
+    let _workers = Workers::start(&server.url(), folder.path(), 2);
+    assert!(spoken(&gateway, 40).await.0 > 40.0, "a second and more of speech for each sentence");
+    gateway.into_iter().for_each(Batch::shutdown);
+}
+
 #[tokio::test]
 #[ignore = "measures time, which a busy machine has none of"]
 async fn speed() {
     let server = Postgres::start();
-    for (what, shared) in [("one gateway", false), ("a gateway each, PostgreSQL", true)] {
+    for (what, shared, apart) in [
+        ("one gateway", false, false),
+        ("a gateway each, PostgreSQL", true, false),
+        ("a process each, PostgreSQL", true, true),
+    ] {
         let mut first = None;
         for devices in [1, 2, 4] {
             let folder = tempfile::tempdir().expect("a folder");
+            let mut workers = None;
             let gateways = match &server {
+                Some(server) if apart => {
+                    workers = Some(Workers::start(&server.url(), folder.path(), devices));
+                    silent(&server.url(), folder.path())
+                }
                 Some(server) if shared => together(&server.url(), folder.path(), devices, &Brake::Speed),
                 None if shared => return,
                 _ => alone(folder.path(), devices, &Brake::Speed),
@@ -198,6 +272,7 @@ async fn speed() {
                 linear * 100.0
             );
             gateways.into_iter().for_each(Batch::shutdown);
+            drop(workers);
             if let (Some(server), true) = (&server, shared) {
                 // The next gateways have a folder of their own.
                 let mut own = super::shared::link(&server.url());

@@ -5,7 +5,7 @@
 #   ./run.sh all [OUT]            there, in DIR: parity, failures, comparison with the CPU, memory, cost of every stage
 #                                 and kernel, then the engine as a whole
 #   ./run.sh PART [OUT]           there: one of parity, failures, compare, memory, costs, bench, rate, gpus, calls,
-#                                 text, small, hear
+#                                 text, small, hear, batch
 #
 # DIR is about 20 MB and needs only the NVIDIA driver, NVRTC and cuBLASLt of CUDA 13. Random weights of full size are
 # made there, in the system's temporary folder (3.4 GB).
@@ -103,6 +103,69 @@ calls() {
         --levels "${LEVELS:-4,8,16,24,32,48,100,200,300,400}" --seconds "${SECONDS_EACH:-12}" --no-verify -o "$1/calls.json"
 }
 
+# Batch work of one, two and four workers, a process for each GPU, behind one gateway without a GPU: one job of SENTENCES for
+# each worker (WORKERS: how many at a time). Needs curl. ENGINE=tone and VOICE=tone try the part out without a GPU.
+batch() {
+    [ "${ENGINE:-cosyvoice3}" = tone ] || weights
+    ulimit -n "$(ulimit -Hn)"
+    export ANTIPHON_CLUSTER__TOKEN=batch-work-on-one-machine ANTIPHON_STATE__DIR="${TMPDIR:-/tmp}/antiphon-batch"
+    at=http://127.0.0.1:8080 one=""
+    for count in ${WORKERS:-1 2 4}; do
+        started="" addresses="" n=0
+        while [ $n -lt "$count" ]; do
+            CUDA_VISIBLE_DEVICES=$n ANTIPHON_ENGINE__KIND=${ENGINE:-cosyvoice3} ANTIPHON_ENGINE__MODEL="${model:-}" \
+                ANTIPHON_ENGINE__TOKENS_PER_ID=6.5 ANTIPHON_STATE__DIR="$ANTIPHON_STATE__DIR/$n" \
+                ./antiphon worker --listen 127.0.0.1:$((7070 + n)) --http 127.0.0.1:$((7170 + n)) > "$1/worker-$count-$n.log" 2>&1 &
+            started="$started $!" addresses="$addresses${addresses:+,}\"127.0.0.1:$((7070 + n))\"" n=$((n + 1))
+        done
+        trap 'kill $started 2> /dev/null || true' EXIT
+        n=0
+        while [ $n -lt "$count" ]; do
+            up "http://127.0.0.1:$((7170 + n))/readyz"
+            n=$((n + 1))
+        done
+        ANTIPHON_ENGINE__KIND=tone ANTIPHON_ENGINE__WORKERS="[$addresses]" ANTIPHON_BATCH__LANES=$((256 * count)) \
+            ANTIPHON_BATCH__MAX_ITEMS=1000000 ./antiphon serve > "$1/gateway-$count.log" 2>&1 &
+        started="$started $!"
+        up "$at/readyz"
+        # All workers are known, and each has made its first steps.
+        sleep 5
+        job $((64 * count)) > /dev/null
+        made=$(job $((${SENTENCES:-1000} * count)))
+        one=${one:-$(echo "$made $count" | awk '{ print $1 / $3 }')}
+        echo "$made $count $one" | awk '{ printf "%d workers: %.1f s of speech a second, %.1f s; %.1f %% of linear\n",
+            $3, $1, $2, 100 * $1 / $3 / $4 }' | tee -a "$1/batch.txt"
+        kill $started
+        wait $started 2> /dev/null || true
+        trap - EXIT
+    done
+}
+
+# Waits until this address answers well: a model may take minutes to load.
+up() {
+    tries=0
+    until curl -sf "$1" > /dev/null; do
+        tries=$((tries + 1))
+        [ $tries -lt 600 ] || { echo "$1 does not answer" >&2; exit 1; }
+        sleep 1
+    done
+}
+
+# A job of so many sentences: seconds of speech a second, and how long it took. Its stream ends with it.
+job() {
+    items=$(awk -v n="$1" 'BEGIN { for (i = 1; i <= n; i++) printf "%s\"Sentence %d of the book is neither short nor very long.\"",
+        i > 1 ? "," : "", i }')
+    begun=$(date +%s.%N)
+    id=$(printf '{"voice":"%s","items":[%s]}' "${VOICE:-random-k10}" "$items" |
+        curl -sf -H 'content-type: application/json' --data-binary @- "$at/v1/audio/speech/batch" |
+        sed -n 's/.*"id":"\([^"]*\)".*/\1/p')
+    [ -n "$id" ] || { echo "the job is not taken" >&2; exit 1; }
+    curl -sfN "$at/v1/jobs/$id/events" > /dev/null
+    ended=$(date +%s.%N)
+    curl -sf "$at/v1/jobs/$id" | tr '{' '\n' | sed -n 's/.*"durationMs":\([0-9]*\).*/\1/p' |
+        awk -v took="$(echo "$begun $ended" | awk '{ print $2 - $1 }')" '{ all += $1 } END { print all / 1000 / took, took }'
+}
+
 # How soon a text sounds that comes token by token: whole calls, sentence against token mode, then 100 and 200 at once.
 text() {
     ulimit -n "$(ulimit -Hn)"
@@ -157,6 +220,7 @@ calls) unpack; calls "${2:-.}" ;;
 text) unpack; text ;;
 small) unpack; small "${2:-.}" ;;
 hear) unpack; hear "${2:-.}" ;;
+batch) unpack; batch "${2:-.}" ;;
 all) unpack; all "${2:-.}" ;;
 *) sed -n '2,11p' "$0"; exit 64 ;;
 esac
