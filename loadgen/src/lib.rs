@@ -16,7 +16,8 @@
 //! - `run/`: from words to a test ([`prepare`], [`scenario`]), many calls ([`load`], [`snapshot`]), how far a gateway
 //!   goes ([`ladder`]), how well it hears ([`dictation`]), and the [`report`]
 //! - `attack/`: [`attack`]s beside calls that speak
-//! - `forecast/`: what follows from the figures ([`erlang`], [`predict`], [`size`], [`mod@cost`])
+//! - `forecast/`: what follows from the figures ([`erlang`], [`predict`], [`size`], [`mod@cost`]), also [`beside`] what
+//!   was published
 //! - `page/`: how it is shown ([`chart`], [`html`])
 
 pub mod attack;
@@ -32,7 +33,7 @@ mod under_test;
 mod wire;
 
 pub use caller::{call, relay, rtc, sip, speak};
-pub use forecast::{cost, erlang, predict, size};
+pub use forecast::{beside, cost, erlang, predict, size};
 pub use page::{chart, html};
 pub use run::{dictation, ladder, load, prepare, report, scenario, snapshot};
 pub use sound::{correlate, ear, heard, listen, synthetic, wav};

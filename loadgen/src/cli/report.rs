@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use antiphon_loadgen::beside::{self, Table};
 use antiphon_loadgen::cost::{self, Output};
 use antiphon_loadgen::report::{FORMAT, Report};
 use antiphon_loadgen::size::{self, Demand, Measured, Origin};
@@ -64,6 +65,15 @@ pub(crate) struct Size {
     /// Without a report: seconds from a text to the end of its speech
     #[arg(long)]
     service: Option<f64>,
+    /// Without a report: GPUs that each gateway speaks with
+    #[arg(long, default_value_t = 1, conflicts_with = "from")]
+    gpus: u32,
+    /// How many gateways spoke with the same GPUs while this one was measured, itself among them
+    #[arg(long, value_name = "GATEWAYS", default_value_t = 1)]
+    sharing: u32,
+    /// Gateways more than needed: so many may be lost or replaced in the busy hour
+    #[arg(long, value_name = "GATEWAYS", default_value_t = 0)]
+    spare: u64,
     /// What one GPU costs an hour, in any currency: adds what calls and characters cost, and what a day brings
     #[arg(long, value_name = "PRICE", requires = "from")]
     gpu_hour: Option<f64>,
@@ -80,13 +90,19 @@ impl Size {
         if positive.any(|v| !v.is_finite() || v <= 0.0) || !(0.0..100.0).contains(&self.percentile) || self.wait < 0.0 {
             return Err(Failure::new(2, "rates, times and prices must be positive, the percentile below 100"));
         }
+        if self.sharing == 0 || self.gpus == 0 {
+            return Err(Failure::new(2, "--sharing and --gpus are 1 or more"));
+        }
         let report = self.from.as_deref().map(read).transpose()?;
-        let measured = match (&report, self.capacity, self.service) {
+        let mut measured = match (&report, self.capacity, self.service) {
             (Some(report), ..) => Measured::from_report(report).ok_or_else(|| {
                 Failure::new(FAILED, "no level of that report kept within its limits: nothing to size by")
             })?,
             (None, Some(capacity), Some(service)) if capacity > 0 && service > 0.0 => Measured {
                 capacity,
+                devices: self.gpus,
+                gpus: true,
+                sharing: 1,
                 origin: Origin::Told,
                 service,
                 speech: service,
@@ -95,6 +111,7 @@ impl Size {
             },
             _ => return Err(Failure::new(2, "give --from REPORT, or --capacity and --service")),
         };
+        measured.sharing = self.sharing;
         let demand = |users| Demand {
             users,
             turns_per_user_hour: self.turns_per_user_hour,
@@ -102,16 +119,18 @@ impl Size {
             busy_hour: self.busy_hour,
             percentile: self.percentile / 100.0,
             wait: self.wait,
+            spare: self.spare,
         };
         println!(
-            "{:>10} {:>9} {:>14} {:>8} {:>6} {:>8} {:>9}",
-            "users", "turns/s", "calls at once", "streams", "GPUs", "cores", "waiting"
+            "{:>10} {:>9} {:>14} {:>8} {:>9} {:>6} {:>8} {:>9}",
+            "users", "turns/s", "calls at once", "streams", "gateways", "GPUs", "cores", "waiting"
         );
         for users in &self.users {
             let row = size::plan(&demand(*users), &measured);
             let cores = row.cores.map_or("-".to_owned(), |c| format!("{c:.1}"));
+            let gpus = row.gpus.map_or("-".to_owned(), |g| g.to_string());
             println!(
-                "{:>10} {:>9.2} {:>14.1} {:>8} {:>6} {cores:>8} {:>8.2}%",
+                "{:>10} {:>9.2} {:>14.1} {:>8} {:>9} {gpus:>6} {cores:>8} {:>8.2}%",
                 row.users,
                 row.turns_per_s,
                 row.calls,
@@ -120,19 +139,7 @@ impl Size {
                 row.waiting * 100.0
             );
         }
-        println!("(a GPU: one gateway with one device of the measured kind)");
-        if self.turns_per_user_hour == Demand::default().turns_per_user_hour {
-            let published = cost::S1_MINI_A10G.map(|(users, cards)| format!("{users} users {cards}"));
-            println!("- Published for as many requests, S1-mini on A10G cards: {}.", published.join(", "));
-        }
-        if let Some(output) = report.as_ref().and_then(Output::from_report) {
-            let published = cost::S1_MINI_PER_MINUTE.map(|(batch, rate)| format!("{rate} in batches of {batch}"));
-            let rate = output.turns_per_s * 60.0;
-            println!(
-                "- {rate:.0} turns a minute at the knee; published, S1-mini on one A10G: {}.",
-                published.join(", ")
-            );
-        }
+        println!("(a gateway: one as measured, with {})", measured.with());
         if let (Some(report), Some(gpu_hour)) = (&report, self.gpu_hour) {
             self.print_costs(report, gpu_hour);
         }
@@ -145,6 +152,12 @@ impl Size {
         if let Some(verdict) = report.as_ref().and_then(predict::verdict) {
             println!("- Prediction: {}.", verdict.text);
         }
+        if let Some(report) = &report {
+            println!("Published, on other hardware and with other voices, beside this report:");
+            for table in beside::tables(report, Some(&measured)) {
+                print_table(&table);
+            }
+        }
         Ok(())
     }
 }
@@ -155,9 +168,15 @@ impl Size {
             println!("- No price: the knee of that report tells no characters.");
             return;
         };
-        let full = output.cost(gpu_hour, 1.0);
-        let mean = output.cost(gpu_hour, 1.0 / self.busy_hour.max(1.0));
-        println!("At {gpu_hour} an hour for each of {} GPUs, at {} calls at a time:", output.devices, output.calls);
+        // Of what is shared each gateway pays its part.
+        let part = gpu_hour / f64::from(self.sharing);
+        let full = output.cost(part, 1.0);
+        let mean = output.cost(part, 1.0 / self.busy_hour.max(1.0));
+        let shared = if self.sharing > 1 { format!(" that {} gateways share", self.sharing) } else { String::new() };
+        println!(
+            "At {gpu_hour} an hour for each of {} GPUs{shared}, at {} calls at a time:",
+            output.devices, output.calls
+        );
         println!("{:>28} {:>14} {:>14}", "", "all day at it", "by busy hour");
         println!("{:>28} {:>14.3} {:>14.3}", "a million characters", full.million_chars, mean.million_chars);
         println!("{:>28} {:>14.5} {:>14.5}", "a minute of a call", full.call_minute, mean.call_minute);
@@ -182,6 +201,21 @@ impl Size {
                 "- Published at the same price: {system}, at most {rate} chars/s: {million:.2} for a million characters."
             );
         }
+    }
+}
+
+/// Columns as wide as what is in them.
+fn print_table(table: &Table) {
+    println!("- {}:", table.title);
+    let width = |column: usize| {
+        let cells = table.rows.iter().filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).chain([table.head[column].len()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..table.head.len()).map(width).collect();
+    let head: Vec<String> = table.head.iter().map(|name| (*name).to_owned()).collect();
+    for row in std::iter::once(&head).chain(&table.rows) {
+        let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}")).collect();
+        println!("  {}", cells.join("  "));
     }
 }
 

@@ -30,6 +30,8 @@ pub struct Demand {
     pub percentile: f64,
     /// How long a turn may wait for a stream, seconds.
     pub wait: f64,
+    /// Gateways more than these need, so that so many may be lost or replaced in the busy hour.
+    pub spare: u64,
 }
 
 impl Default for Demand {
@@ -42,6 +44,7 @@ impl Default for Demand {
             busy_hour: 1.0,
             percentile: 0.95,
             wait: 0.2,
+            spare: 0,
         }
     }
 }
@@ -65,6 +68,12 @@ pub enum Origin {
 pub struct Measured {
     /// Calls at a time.
     pub capacity: u32,
+    /// Devices that it spoke with: each gateway of this kind needs as many.
+    pub devices: u32,
+    /// Whether these are GPUs.
+    pub gpus: bool,
+    /// Gateways that spoke with these devices at the same time, this one among them, and as much each.
+    pub sharing: u32,
     /// Where the capacity comes from.
     pub origin: Origin,
     /// Mean seconds a turn occupies a stream.
@@ -88,8 +97,10 @@ pub struct Row {
     pub calls: f64,
     /// Streams needed at a time.
     pub streams: u64,
-    /// Gateways (each with one device of the measured kind).
+    /// Gateways, those that are spare among them.
     pub gateways: u64,
+    /// GPUs of all gateways together; `None` where the measured one spoke without.
+    pub gpus: Option<u64>,
     /// Cores of all gateways together.
     pub cores: Option<f64>,
     /// Share of turns that wait at all.
@@ -111,12 +122,26 @@ impl Measured {
         };
         Some(Measured {
             capacity,
+            devices: predict::ready(report).count().max(1) as u32,
+            gpus: report.has_gpu(),
+            sharing: 1,
             origin,
             service: level.service.mean,
             speech: mean_speech,
             occupied,
             cores_per_call: level.gateway.map(|u| u.cores / f64::from(knee.level)),
         })
+    }
+
+    /// What a gateway speaks with, in words.
+    pub fn with(&self) -> String {
+        let kind = if self.gpus { "GPU" } else { "device (no GPU)" };
+        let many = if self.gpus { "GPUs" } else { "devices (no GPUs)" };
+        let what = if self.devices == 1 { format!("one {kind}") } else { format!("{} {many}", self.devices) };
+        match self.sharing {
+            0 | 1 => what,
+            sharing => format!("{what} that {sharing} gateways share"),
+        }
     }
 
     /// Turns that a gateway can have in progress at a time: its calls, as far as they were occupied.
@@ -141,13 +166,15 @@ pub fn plan(demand: &Demand, measured: &Measured) -> Row {
     let service = (measured.service + extra).max(0.05);
     let calls = turns_per_s * service;
     let streams = streams_for(calls, service, demand.percentile, demand.wait);
-    let gateways = ((streams as f64 / measured.streams()).ceil() as u64).max(1);
+    let gateways = ((streams as f64 / measured.streams()).ceil() as u64).max(1) + demand.spare;
+    let devices = (gateways * u64::from(measured.devices)).div_ceil(u64::from(measured.sharing.max(1)));
     Row {
         users: demand.users,
         turns_per_s,
         calls,
         streams,
         gateways,
+        gpus: measured.gpus.then(|| devices.max(u64::from(measured.devices))),
         cores: measured.cores_per_call.map(|c| c * calls / measured.occupied),
         waiting: erlang_c(streams, calls),
     }
@@ -183,11 +210,18 @@ pub fn assumptions(demand: &Demand, measured: &Measured) -> Vec<String> {
             demand.wait
         ),
         format!(
-            "One gateway with one device sustains {} calls at a time within the limits, each occupied {:.0} % of the time.",
+            "One gateway with {} sustains {} calls at a time within the limits, each occupied {:.0} % of the time.",
+            measured.with(),
             measured.capacity,
             measured.occupied * 100.0
         ),
     ];
+    if demand.spare > 0 {
+        out.push(format!(
+            "{} of the gateways are spare: as many may be lost or replaced in the busy hour.",
+            demand.spare
+        ));
+    }
     match measured.origin {
         Origin::Found | Origin::Told => {}
         Origin::Predicted => out.push("No knee was found: the capacity is predicted, not measured.".to_owned()),
@@ -203,18 +237,63 @@ pub fn assumptions(demand: &Demand, measured: &Measured) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use serde_json::json;
 
-    #[test]
-    fn more_users_need_more_gateways_but_less_room_for_chance() {
-        let measured = Measured {
+    use super::*;
+    use crate::run::report::Knee;
+    use crate::turns::stats::Summary;
+
+    fn measured() -> Measured {
+        Measured {
             capacity: 40,
+            devices: 1,
+            gpus: true,
+            sharing: 1,
             origin: Origin::Found,
             service: 5.0,
             speech: 4.0,
             occupied: 0.9,
             cores_per_call: Some(0.01),
+        }
+    }
+
+    /// Seen in a plan made from four cards in one process: it asked for a quarter of the cards that it took.
+    #[test]
+    fn gateways_of_several_devices_are_counted_with_all_of_them() {
+        let level = Level {
+            level: 800,
+            seconds: 10.0,
+            turns: 1_600,
+            audio_s_per_s: 640.0,
+            service: Summary { count: 1_600, mean: 5.0, ..Summary::default() },
+            ..Level::default()
         };
+        let ready = |device: &str| json!({ "state": "ready", "device": device });
+        let devices =
+            json!([ready("cuda:0"), ready("cuda:1"), ready("cuda:2"), { "state": "failed" }, ready("cuda:3")]);
+        let knee = Some(Knee { level: 800, broken_at: Some(900) });
+        let report = Report { devices, levels: vec![level], knee, ..Report::default() };
+        let four = Measured::from_report(&report).expect("a level passed");
+        assert_eq!((four.devices, four.gpus, four.with()), (4, true, "4 GPUs".to_owned()));
+        let demand = Demand { users: 100_000, ..Demand::default() };
+        let row = plan(&demand, &four);
+        assert_eq!((row.gateways, row.gpus), (3, Some(12)), "1,667 turns at a time of 800 a gateway");
+        assert!(assumptions(&demand, &four)[3].contains("with 4 GPUs sustains 800 calls"));
+        let spare = plan(&Demand { spare: 2, ..demand.clone() }, &four);
+        assert_eq!((spare.gateways, spare.gpus), (5, Some(20)));
+        // Two gateways on one card, which was measured while both spoke: five of them need three cards.
+        let shared = Measured { sharing: 2, ..measured() };
+        let row = plan(&Demand { users: 10_000, spare: 0, ..demand }, &shared);
+        assert_eq!((row.gateways, row.gpus), (6, Some(3)), "{row:?}");
+        let alone = plan(&Demand::default(), &Measured { devices: 2, sharing: 4, ..measured() });
+        assert_eq!((alone.gateways, alone.gpus), (1, Some(2)), "one gateway still speaks with both");
+        let without = Measured { gpus: false, ..measured() };
+        assert_eq!((plan(&Demand::default(), &without).gpus, without.with()), (None, "one device (no GPU)".to_owned()));
+    }
+
+    #[test]
+    fn more_users_need_more_gateways_but_less_room_for_chance() {
+        let measured = measured();
         let rows: Vec<Row> =
             [1_000, 10_000, 50_000].map(|users| plan(&Demand { users, ..Demand::default() }, &measured)).to_vec();
         assert!(rows.windows(2).all(|w| w[1].gateways > w[0].gateways));

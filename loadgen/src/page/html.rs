@@ -2,14 +2,15 @@
 
 use std::fmt::Write as _;
 
+use crate::forecast::beside;
 use crate::forecast::predict;
 use crate::forecast::size;
 use crate::page::chart::{self, Series, escape, number};
-use crate::run::report::{Level, Limits, PUBLISHED, Published, RTX5090_20, RTX5090_80, Report};
+use crate::run::report::{Level, Limits, P95_TURNS, PUBLISHED, Published, RTX5090_20, RTX5090_80, Report};
+use crate::turns::stats::Summary;
 use crate::under_test::process::Usage;
 
-/// Fewest turns whose 95th and 99th percentile are drawn: of fewer they are the slowest turn and nothing else.
-const P95_TURNS: u64 = 20;
+/// As [`P95_TURNS`], for the 99th percentile.
 const P99_TURNS: u64 = 100;
 
 /// The page.
@@ -34,6 +35,9 @@ pub fn compared(report: &Report, before: Option<&Report>) -> String {
     notes(&mut body, report);
     format!(
         "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>\
+    if !report.levels.is_empty() {
+        published(&mut body, &beside::tables(report, found.as_ref()));
+    }
          <meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src 'unsafe-inline'; \
          script-src 'unsafe-inline'; img-src data: blob:\">\
          <title>{}</title><style>{STYLE}</style></head><body><main>{body}</main><script>{SCRIPT}</script></body></html>\n",
@@ -52,13 +56,6 @@ fn title(report: &Report) -> String {
     let voices = report.devices.as_array().map(|all| all.iter().map(device).collect::<Vec<_>>()).unwrap_or_default();
     let on = if voices.is_empty() { String::new() } else { format!(", {}", voices.join("; ")) };
     format!("What callers hear at {calls}{on} ({})", report.name)
-}
-
-/// Whether a GPU spoke.
-fn has_gpu(report: &Report) -> bool {
-    let devices = report.devices.as_array().into_iter().flatten();
-    let named = devices.filter_map(|device| device["device"].as_str()).any(|name| name.starts_with("cuda"));
-    named || report.levels.iter().any(|l| l.metrics.gpu_memory > 0.0)
 }
 
 /// The percentile, where there are turns enough for it.
@@ -246,7 +243,7 @@ fn charts(out: &mut String, report: &Report, before: Option<&Report>) {
         .map(|l| (format!("{}", l.level), l.metrics.stage_seconds.clone().into_iter().collect()))
         .collect();
     if !stages.is_empty() {
-        let whose = if has_gpu(report) { "Device time by stage, by calls" } else { "CPU time by stage, by calls" };
+        let whose = if report.has_gpu() { "Device time by stage, by calls" } else { "CPU time by stage, by calls" };
         out.push_str(&chart::stacks(whose, &stages));
     }
     let compare = levels.iter().find(|l| l.level >= 4 && l.turns > 0).or(levels.first());
@@ -352,10 +349,11 @@ fn table(out: &mut String, report: &Report) {
 
 fn sizes(out: &mut String, measured: &size::Measured, gpu: bool) {
     let demand = size::Demand::default();
-    let what = if gpu { "GPUs (gateways of this kind, one device each)" } else { "gateways of this kind, on the CPU" };
     let _ = write!(
         out,
-        "<h2>Size</h2><table><thead><tr><th>users<th>calls at a time, busy hour<th>{what}<th>cores</tr></thead><tbody>"
+        "<h2>Size</h2><p>A gateway has {}.</p><table><thead><tr><th>users<th>calls at a time, busy hour<th>gateways\
+         <th>GPUs<th>cores</tr></thead><tbody>",
+        escape(&measured.with())
     );
     for users in [1_000, 10_000, 50_000] {
         let row = size::plan(&size::Demand { users, ..demand.clone() }, measured);
@@ -416,7 +414,9 @@ fn notes(out: &mut String, report: &Report) {
          A stall is time in which a listener behind a 60 ms buffer had nothing to play.</li>\
          <li>p95 is told from {P95_TURNS} turns on, p99 from {P99_TURNS}.</li>\
          <li>Strict limits: first audio p95 {} s, RTF p95 {}, no stall.</li>\
-         <li>Published figures: CosyVoice3-0.5B on one RTX 5090; their RTF is that of whole requests.</li></ul>",
+         <li>Published figures are of other hardware, and of requests that are made as fast as the engine goes; calls take \
+         speech no faster than it is heard, so at a light load their characters a second are those of the listeners. \
+         Their RTF is that of whole requests.</li></ul>",
         number(worst * 1e3),
         strict.first_audio_p95,
         strict.rtf_p95
@@ -429,8 +429,9 @@ const STYLE: &str = "\
 @media(prefers-color-scheme:dark){:root{--ink:#e6e9ee;--paper:#14181e;--faint:#a0aab8;--line:#303844;--good:#5fc795;--bad:#ff8a80;\
 --c0:#56b4e9;--c1:#e69f00;--c2:#2fc39a;--c3:#e39cc8;--c4:#9ad1f0;--c5:#f0e442}}\
 body{font:15px/1.45 system-ui,sans-serif;color:var(--ink);background:var(--paper);margin:0}\
-main{max-width:1360px;margin:0 auto;padding:24px}h1{margin:0 0 4px}h2{margin:28px 0 8px}\
+main{max-width:1360px;margin:0 auto;padding:24px}h1{margin:0 0 4px}h2{margin:28px 0 8px}h3{font-size:1rem;margin:16px 0 4px}\
 code{background:color-mix(in srgb,var(--ink) 8%,transparent);padding:2px 4px;border-radius:3px}\
+            row.gpus.map_or("–".to_owned(), |gpus| gpus.to_string()),
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,430px),1fr));gap:16px}\
 figure{margin:0;border:1px solid var(--line);border-radius:6px;padding:10px}figcaption{font-weight:600;margin-bottom:4px}\
 figure{position:relative;min-width:0}svg{width:100%;height:auto}.tick{fill:var(--faint);font-size:12px}.grid{stroke:var(--line)}\
@@ -441,10 +442,29 @@ figure{position:relative;min-width:0}svg{width:100%;height:auto}.tick{fill:var(-
 .line.c1{stroke-dasharray:9 3}.line.c2{stroke-dasharray:4 3}.line.c3{stroke-dasharray:1 3}.line.c4{stroke-dasharray:9 3 2 3}.line.c5{stroke-dasharray:12 3 4 3}\
 .line.c0{stroke:var(--c0)}.line.c1{stroke:var(--c1)}.line.c2{stroke:var(--c2)}.line.c3{stroke:var(--c3)}.line.c4{stroke:var(--c4)}.line.c5{stroke:var(--c5)}\
 .dot.c0,.bar.c0{fill:var(--c0)}.dot.c1,.bar.c1{fill:var(--c1)}.dot.c2,.bar.c2{fill:var(--c2)}.dot.c3,.bar.c3{fill:var(--c3)}.dot.c4,.bar.c4{fill:var(--c4)}.dot.c5,.bar.c5{fill:var(--c5)}\
+fn published(out: &mut String, tables: &[beside::Table]) {
+    out.push_str("<h2>Beside published systems</h2>");
+    for table in tables {
+        let _ = write!(out, "<h3>{}</h3><table><thead><tr>", escape(&table.title));
+        for name in &table.head {
+            let _ = write!(out, "<th>{}", escape(name));
+        }
+        out.push_str("</tr></thead><tbody>");
+        for row in &table.rows {
+            out.push_str("<tr>");
+            for cell in row {
+                let _ = write!(out, "<td>{}", escape(cell));
+            }
+            out.push_str("</tr>");
+        }
+        out.push_str("</tbody></table>");
+    }
+}
+
 .png{position:absolute;right:8px;top:8px;font:12px system-ui,sans-serif;color:inherit;background:none;border:1px solid var(--line);border-radius:4px;cursor:pointer}\
 @media(max-width:600px){main{padding:12px}h1{font-size:1.3rem}.plot .tick{font-size:19px}.tick{font-size:14px}}\
 @media print{.png{display:none}}\
-h1,h2,p,li,code{overflow-wrap:anywhere}figcaption{padding-right:48px}\
+h1,h2,h3,p,li,code{overflow-wrap:anywhere}figcaption{padding-right:48px}\
 td.text{text-align:left;white-space:normal}table{border-collapse:collapse;display:block;overflow-x:auto}th,td{padding:4px 8px;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}\
 th{font-weight:600;color:var(--faint);font-size:12px}.verdicts{list-style:none;padding:0}.verdicts li:before{content:'· '}\
 .verdicts .good:before{content:'✓ ';color:var(--good)}.verdicts .bad:before{content:'✗ ';color:var(--bad)}p.bad{color:var(--bad)}tr.bad td:first-child{color:var(--bad)}";
@@ -514,12 +534,12 @@ mod tests {
         // Ten turns have no 95th percentile, and confirm none.
         assert!(!page.contains("<title>p95: "), "drawn from ten turns");
         assert!(page.contains("not confirmed"));
-        assert!(!has_gpu(&report) && !page.contains("GPUs (gateways"), "no GPU was there");
+        assert!(!report.has_gpu() && !page.contains("one GPU"), "no GPU was there");
         let devices = serde_json::json!([{ "engine": "espeak", "device": "cpu" }]);
         let spoken = Report { devices, ..report.clone() };
-        assert!(title(&spoken).contains("espeak on the CPU") && !has_gpu(&spoken), "{}", title(&spoken));
+        assert!(title(&spoken).contains("espeak on the CPU") && !spoken.has_gpu(), "{}", title(&spoken));
         let gpu = Report { devices: serde_json::json!([{ "engine": "cosyvoice3", "device": "cuda:0" }]), ..report };
-        assert!(has_gpu(&gpu));
+        assert!(gpu.has_gpu());
     }
 
     #[test]

@@ -9,6 +9,9 @@ use crate::turns::stats::Summary;
 use crate::under_test::process::{Host, Usage};
 
 /// Version of the format; raised when a field changes its meaning.
+/// Fewest turns of which a 95th percentile is told: of fewer it is the slowest turn and nothing else.
+pub const P95_TURNS: u64 = 20;
+
 pub const FORMAT: u32 = 1;
 
 /// Everything about one measurement.
@@ -249,6 +252,13 @@ impl Report {
                 limits.rtf_p95,
                 limits.stalled_turns * 100.0
             );
+    /// Whether a GPU spoke.
+    pub fn has_gpu(&self) -> bool {
+        let devices = self.devices.as_array().into_iter().flatten();
+        let named = devices.filter_map(|device| device["device"].as_str()).any(|name| name.starts_with("cuda"));
+        named || self.levels.iter().any(|l| l.metrics.gpu_memory > 0.0)
+    }
+
             out.push(match best(&limits) {
                 Some(level) => Verdict { name: name.into(), holds: true, text: format!("{text}: up to {level} calls") },
                 None => Verdict { name: name.into(), holds: false, text: format!("{text}: at no level") },
@@ -354,6 +364,8 @@ const fn published_80(level: u32, first_audio_p95: f64, rtf_p95: f64) -> Publish
 
 #[cfg(test)]
 mod tests {
+/// The most characters a second of that series, and of how many requests at a time; nothing else was told of these.
+pub const RTX5090_80_PEAK: (u32, f64) = (24, 55.0);
     use super::*;
 
     fn level(n: u32, p95: f64) -> Level {

@@ -91,6 +91,9 @@ fn a_report_becomes_a_page_and_a_size() {
         knee: Some(Knee { level: 32, broken_at: Some(36) }),
         ..Report::default()
     };
+    let card =
+        |n: usize| serde_json::json!({ "engine": "cosyvoice3", "device": format!("cuda:{n}"), "state": "ready" });
+    let report = Report { devices: serde_json::json!([card(0), card(1)]), ..report };
     let json = folder.path().join("r.json");
     let page = folder.path().join("r.html");
     std::fs::write(&json, serde_json::to_string(&report).unwrap()).unwrap();
@@ -98,6 +101,8 @@ fn a_report_becomes_a_page_and_a_size() {
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     let text = std::fs::read_to_string(&page).unwrap();
     assert!(text.starts_with("<!DOCTYPE html>") && text.contains("RTX 5090"));
+    assert!(text.contains("<th>gateways<th>GPUs<th>cores") && text.contains("A gateway has 2 GPUs."));
+    assert!(text.contains("Beside published systems") && text.contains("not published"));
     let output =
         loadgen(&["size", "--users", "1000,10000", "--turns-per-user-hour", "12", "--from", json.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
@@ -108,13 +113,23 @@ fn a_report_becomes_a_page_and_a_size() {
             && table.contains("Prediction: 48 calls from levels 4, 8, 16"),
         "{table}"
     );
-    assert!(table.contains("1000 users 3, 10000 users 30, 50000 users 150"), "{table}");
+    let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let rows: Vec<Vec<String>> = table.lines().map(cells).collect();
+    let planned = rows.iter().find(|row| row.first().is_some_and(|users| users == "10000")).expect("a row");
+    assert_eq!(planned[4..6], ["6", "12"], "six gateways of two cards each: {table}");
+    // The published users' table, with cards and not gateways beside it.
+    assert!(rows.contains(&["10000", "30", "12", "6"].map(str::to_owned).to_vec()), "{table}");
+    assert!(table.contains("A10G cards") && table.contains("80 % memory") && table.contains("TensorRT-LLM"), "{table}");
     let from = json.to_str().unwrap();
     let output = loadgen(&["size", "--from", from, "--gpu-hour", "2.5", "--api-million", "15", "--busy-hour", "2"]);
     let table = String::from_utf8_lossy(&output.stdout).into_owned();
     let costs = ["a million characters", "a minute of a call", "A day at that load", "an interface at 15", "RTX 5090"];
     assert!(costs.iter().all(|words| table.contains(words)), "{}", said(&output));
     assert_eq!(loadgen(&["size", "--from", from, "--gpu-hour", "-1"]).status.code(), Some(2));
+    assert_eq!(loadgen(&["size", "--from", from, "--sharing", "0"]).status.code(), Some(2));
+    let output = loadgen(&["size", "--from", from, "--users", "10000", "--sharing", "2", "--spare", "2"]);
+    let table = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(cells(table.lines().nth(1).expect("a row"))[4..6], ["8", "8"], "{table}");
     std::fs::write(&json, "{}").unwrap();
     assert_eq!(loadgen(&["size", "--from", json.to_str().unwrap()]).status.code(), Some(64));
 }
