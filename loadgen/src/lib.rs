@@ -9,8 +9,8 @@
 //!   [`mod@correlate`]), and recordings, read and made ([`wav`], [`synthetic`])
 //! - `caller/`: what a caller says and does on either kind of call ([`speak`], [`call`]), a bad network ([`relay`]), a
 //!   telephone ([`sip`]) and a browser ([`mod@rtc`])
-//! - `under_test/`: the gateway as its HTTP interface and its process show it ([`gateway`], [`process`]), and an agent
-//!   server for a gateway that dials one ([`agent`], [`dispatch`])
+//! - `under_test/`: the gateway as its HTTP interface and its process show it ([`gateway`], [`process`], [`stages`]), and an agent
+//!   server for a gateway that dials one ([`agent`], [`dispatch`]), and who says which words were heard ([`recognizer`])
 //! - `turns/`: what is spoken ([`corpus`], [`sentences`]), one call with its turns ([`exchange`]), whether it passed
 //!   ([`judge`]), what a recogniser got wrong ([`words`]), and the figures of it ([`stats`])
 //! - `run/`: from words to a test ([`prepare`], [`scenario`]), many calls ([`load`], [`snapshot`]), how far a gateway
@@ -38,5 +38,5 @@ pub use page::{chart, html};
 pub use run::{dictation, ladder, load, prepare, report, scenario, snapshot};
 pub use sound::{correlate, ear, heard, listen, synthetic, wav};
 pub use turns::{corpus, exchange, judge, sentences, stats, words};
-pub use under_test::{agent, dispatch, gateway, process};
+pub use under_test::{agent, dispatch, gateway, process, recognizer, stages};
 pub use wire::{codec, dtmf, http, rtp};

@@ -531,8 +531,10 @@ impl Inner {
                 Err(error) => refused = error,
             }
         }
-        metrics::counter!("voice_requests_total", "class" => utterance.class.label(), "outcome" => "refused")
-            .increment(1);
+        let class = utterance.class.label();
+        metrics::counter!("voice_requests_total", "class" => class, "outcome" => "refused").increment(1);
+        let reason = refused.reason.label();
+        metrics::counter!("antiphon_refusals_total", "class" => class, "reason" => reason).increment(1);
         Err(refused)
     }
 

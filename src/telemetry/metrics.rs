@@ -74,6 +74,11 @@ const fn histogram(
 pub const METRICS: &[Metric] = &[
     // Speech.
     counter("voice_requests_total", &["class", "outcome"], "Utterances that ended or were refused"),
+    counter(
+        "antiphon_refusals_total",
+        &["class", "reason"],
+        "Utterances that no device took on, by the last one's reason",
+    ),
     histogram(
         "voice_request_duration_seconds",
         &["class"],
@@ -304,6 +309,7 @@ const VALUES: &[(&str, &str, &[&str])] = &[
     ("antiphon_recognizer_audio_seconds_total", "kind", &["deepgram", "openai"]),
     ("antiphon_recognizer_cost_micros_total", "kind", &["deepgram", "openai"]),
     ("antiphon_recognizer_suppressed_total", "reason", &["no_speech", "repetition"]),
+    ("antiphon_refusals_total", "reason", &["overloaded", "full", "rate_limited", "tenant_full", "not_ready"]),
     ("antiphon_traces_dropped_total", "reason", &["queue", "delivery"]),
     ("antiphon_logs_dropped_total", "reason", &["queue", "delivery"]),
     ("antiphon_rtcp_packets_total", "direction", &["in", "out", "out_dropped"]),

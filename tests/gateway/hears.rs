@@ -319,6 +319,7 @@ async fn words_said_on_a_call_come_out_as_words() {
         gateway: None,
         trigger: Trigger::Agent(Arc::new(dispatch)),
         references: Arc::default(),
+        recognizer: None,
         buffer: Duration::from_millis(60),
         patience: PATIENCE,
     };

@@ -16,13 +16,18 @@ use antiphon_loadgen::call::{CallError, Leg, now};
 use antiphon_loadgen::clock::sleep_until;
 use antiphon_loadgen::codec::Codec;
 use antiphon_loadgen::corpus::{self, Length};
-use antiphon_loadgen::exchange::{Plan, Trigger};
+use antiphon_loadgen::exchange::{Plan, Trigger, Waterfall};
 use antiphon_loadgen::ladder::{self, Options};
 use antiphon_loadgen::load::Behaviour;
-use antiphon_loadgen::report::{Limits, Report};
+use antiphon_loadgen::process::{Host, Usage};
+use antiphon_loadgen::report::{GatewayMetrics, Knee, Level, Limits, Report};
 use antiphon_loadgen::sip::{Caller, Config, Credentials, Transport};
+use antiphon_loadgen::stages::ORDER;
+use antiphon_loadgen::stats::Summary;
 use antiphon_loadgen::{gateway, html, predict, sip, synthetic};
+use serde_json::json;
 
+use super::chromium::Page;
 use super::support::{PATIENCE, Rig, SENTENCE, hear_turn};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -102,6 +107,7 @@ async fn climbs(rig: &Rig, levels: &[u32], bound: &str, change: impl FnOnce(&mut
         gateway: Some(gateway),
         trigger: Trigger::Http,
         references: Arc::default(),
+        recognizer: None,
         buffer: Duration::from_millis(60),
         patience: Duration::from_secs(30),
     };
@@ -160,6 +166,11 @@ async fn a_ladder_tells_what_few_places_bear() {
     assert_eq!(report.at(1).expect("it was measured").broken, [""; 0], "one caller is served");
     let broken = &report.at(8).expect("it was measured").broken;
     assert!(broken.iter().any(|why| why.starts_with("failures: ") || why == "no turn was heard"), "{broken:?}");
+    let refused = &report.at(8).expect("it was measured").metrics.refusals;
+    assert!(refused.get("full").is_some_and(|count| *count >= 1.0), "{refused:?}");
+    let shown = gateway::Gateway::at(&rig.http, None).expect("an address").metrics().await.expect("shown");
+    assert!(shown.by("antiphon_refusals_total", "reason")["full"] >= 1.0);
+    assert!(html::page(&report).contains("8 calls, turns that the gateway refused: "), "the page gives the reason");
     rig.app.drain().await;
 }
 
@@ -180,6 +191,112 @@ async fn a_ladder_tells_what_a_busy_device_bears() {
     };
     climbs(&rig, &[10, 20], "device", open).await;
     rig.app.drain().await;
+}
+
+/// A report with everything in it that a page can show.
+fn full_report() -> Report {
+    let summary = |mean: f64| Summary {
+        count: 400,
+        mean,
+        min: mean * 0.5,
+        p50: mean,
+        p95: mean * 1.4,
+        p99: mean * 1.9,
+        max: mean * 2.0,
+    };
+    let level = |n: u32| Level {
+        level: n,
+        mode: "closed".into(),
+        seconds: 60.0,
+        calls: n.into(),
+        concurrency: n.into(),
+        turns: u64::from(n) * 14,
+        first_audio: summary(0.018 + f64::from(n) * 0.000_2),
+        mouth_to_ear: summary(0.7),
+        rtf: summary(1.0),
+        service: summary(4.1),
+        chars_per_s: f64::from(n) * 11.0,
+        audio_s_per_s: f64::from(n) * 0.9,
+        barge_in: summary(0.14),
+        correlation: summary(0.93),
+        gateway: Some(Usage { cores: f64::from(n) * 0.004, rss: 900_000_000 }),
+        generator: Some(Usage { cores: f64::from(n) * 0.001, rss: 90_000_000 }),
+        stages: ORDER.iter().chain(&["outside"]).map(|stage| ((*stage).to_owned(), summary(0.004))).collect(),
+        failures: if n > 300 { [("first_audio_later_than_thirty_seconds".to_owned(), 3)].into() } else { [].into() },
+        broken: if n > 300 { vec!["first audio p95 2.143 s > 2 s".to_owned()] } else { Vec::new() },
+        metrics: GatewayMetrics {
+            gpu_memory: 9.1e9,
+            engine_rtf: Some(0.002),
+            sustainable_streams: Some(500.0),
+            refusals: [("overloaded".to_owned(), 12.0), ("full".to_owned(), 2.0)].into(),
+            stage_seconds: ["decode", "flow", "prefill", "vocode"].map(|stage| (stage.to_owned(), 2.0)).into(),
+            ..GatewayMetrics::default()
+        },
+        ..Level::default()
+    };
+    let card = json!({ "engine": "cosyvoice3", "device": "cuda:0", "state": "ready", "capacity": 900 });
+    Report {
+        name: "ladder".into(),
+        command: format!("antiphon-loadgen ladder --target http://127.0.0.1:8080 {}", "--levels-and-more ".repeat(20)),
+        targets: vec!["sip:loadgen@127.0.0.1:5060".into(), "http://127.0.0.1:8080".into()],
+        host: Host { cpu: "A processor with a long name at 3.00 GHz".into(), cores: 16, ..Host::default() },
+        devices: json!([card, card]),
+        levels: [4, 8, 16, 48, 100, 200, 300, 400].map(level).to_vec(),
+        knee: Some(Knee { level: 300, broken_at: Some(400) }),
+        waterfall: Some(Waterfall {
+            text: "To change the number on your account, please tell me the last four digits of the old one.".into(),
+            leg: "sip".into(),
+            first_packet: 0.031,
+            first_audio: 0.034,
+            last_audio: 4.1,
+            stages: ORDER.iter().map(|stage| ((*stage).to_owned(), 0.003)).collect(),
+            ..Waterfall::default()
+        }),
+        notes: vec!["a-word-that-nothing-breaks-".repeat(12)],
+        ..Report::default()
+    }
+}
+
+/// In a real browser, on a desk and on a telephone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_page_of_a_report_fits_a_desk_and_a_telephone() {
+    if !antiphon_skip::has_program("chromium", "chromium") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("ladder.html");
+    let report = full_report();
+    std::fs::write(&file, html::compared(&report, Some(&report))).expect("written");
+    let mut page = Page::open(&folder.path().join("no-microphone.wav")).await;
+    page.ask("Page.navigate", json!({ "url": format!("file://{}", file.display()) })).await;
+    page.until("document.querySelectorAll('figure svg').length >= 8", "document.title").await;
+    for (width, scheme) in [(1280, "light"), (390, "dark")] {
+        page.resize(width, 844).await;
+        let scheme = json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });
+        page.ask("Emulation.setEmulatedMedia", scheme).await;
+        let wide = page.value("document.documentElement.scrollWidth").await;
+        assert!(wide.as_u64().is_some_and(|wide| wide <= u64::from(width)), "{wide} at {width}");
+        // What is wider scrolls in a box of its own, which begins and ends within the window.
+        let out = "[...document.querySelectorAll('main > *, figure, table, svg')].filter(e => { \
+            const r = e.getBoundingClientRect(); return r.left < -1 || r.right > innerWidth + 1; \
+            }).map(e => e.tagName + ' ' + e.textContent.slice(0, 40))";
+        assert_eq!(page.value(out).await, json!([]), "at {width}");
+        let small = "[...document.querySelectorAll('svg text')].filter(e => { const svg = e.ownerSVGElement; \
+            const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width; \
+            return parseFloat(getComputedStyle(e).fontSize) * scale < 9; }).map(e => e.textContent).slice(0, 5)";
+        assert_eq!(page.value(small).await, json!([]), "too small to read at {width}");
+    }
+    for words in [
+        "refused: 2 full, 12 overloaded",
+        "Where first audio goes",
+        "gateway: vocoder",
+        "2 GPUs",
+        "Beside published systems",
+    ] {
+        let there = page.value(&format!("document.body.textContent.includes({words:?})")).await;
+        assert_eq!(there, json!(true), "{words}");
+    }
+    assert!(page.errors.is_empty(), "{:?}", page.errors);
 }
 
 /// A voice that says the same for everything, and takes the same time for it.

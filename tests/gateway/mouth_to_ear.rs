@@ -72,6 +72,7 @@ async fn measure(speculate: bool) -> Level {
         gateway: None,
         trigger: Trigger::Speech,
         references: Arc::default(),
+        recognizer: None,
         buffer: Duration::from_millis(60),
         patience: PATIENCE,
     };

@@ -7,6 +7,7 @@ use antiphon::telemetry::metrics::METRICS;
 /// Metrics that stay zero or absent on the tour of [`super::tour`], by the test that provokes them and asserts what they tell: its file, its
 /// name, and the metrics, each of which that file names.
 pub(crate) const PROVOKED: &[(&str, &str, &[&str])] = &[
+    ("tests/gateway/loadgen.rs", "a_ladder_tells_what_few_places_bear", &["antiphon_refusals_total"]),
     (
         "tests/gateway/fallback.rs",
         "where_no_device_speaks_a_call_is_refused_or_has_the_default_voice",

@@ -15,7 +15,7 @@ use clap::Args;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::ladder::finish;
-use super::target::{log_beside, refused};
+use super::target::{RecognizerOptions, log_beside, refused};
 use super::watch::Watch;
 use super::{BAD_CONFIGURATION, Failure, begun, signals};
 
@@ -32,6 +32,8 @@ pub(crate) struct Run {
     /// Process of a gateway that runs already, to sample its CPU and memory
     #[arg(long)]
     pid: Option<u32>,
+    #[command(flatten)]
+    recognizer: RecognizerOptions,
     /// Where the report goes; the page is written beside it with the ending .html
     #[arg(short, long, default_value = "run.json")]
     output: PathBuf,
@@ -46,6 +48,7 @@ impl Run {
         }
         scenario.target.spawn = self.spawn.or(scenario.target.spawn);
         scenario.target.log = log_beside(&self.output);
+        scenario.target.recognizer = self.recognizer.named();
         let words: Vec<&str> = scenario.load.texts.iter().map(|t| t.text).collect();
         let stop = signals::stop()?;
         let preparing = async { prepare::prepare(&scenario.target, &words).await.map_err(refused) };

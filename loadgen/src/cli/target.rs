@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use antiphon_loadgen::call::Leg;
 use antiphon_loadgen::codec::Codec;
 use antiphon_loadgen::prepare::{PrepareError, Target, Via};
+use antiphon_loadgen::recognizer::Recognizer;
 use antiphon_loadgen::sip::{Credentials, Transport};
 use clap::{Args, ValueEnum};
 
@@ -49,9 +50,33 @@ pub(crate) struct TargetOptions {
     /// Digest credentials of telephone calls, `user:password`
     #[arg(long, value_name = "USER:PASSWORD", env = "ANTIPHON_SIP_CREDENTIALS", hide_env_values = true)]
     pub(crate) credentials: Option<String>,
+    #[command(flatten)]
+    pub(crate) recognizer: RecognizerOptions,
     /// Do not compare what is heard with the same text spoken directly
     #[arg(long)]
     pub(crate) no_verify: bool,
+}
+
+/// Who says which words were heard.
+#[derive(Args)]
+pub(crate) struct RecognizerOptions {
+    /// Recogniser of the words in sampled turns: the address of a service with `/v1/audio/transcriptions`, or the folder of a
+    /// Whisper checkpoint
+    #[arg(long, value_name = "URL|FOLDER")]
+    pub(crate) recognizer: Option<String>,
+    /// Model that the service is asked for
+    #[arg(long, value_name = "MODEL", default_value = "whisper-1")]
+    pub(crate) recognizer_model: String,
+    /// Bearer token of the service
+    #[arg(long, env = "ANTIPHON_RECOGNIZER_TOKEN", hide_env_values = true)]
+    pub(crate) recognizer_token: Option<String>,
+}
+
+impl RecognizerOptions {
+    pub(crate) fn named(&self) -> Option<Recognizer> {
+        let name = self.recognizer.as_deref()?;
+        Some(Recognizer::named(name, &self.recognizer_model, self.recognizer_token.clone()))
+    }
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -99,6 +124,7 @@ impl TargetOptions {
             srtp: self.srtp,
             credentials,
             verify: !self.no_verify,
+            recognizer: self.recognizer.named(),
             ..Target::default()
         }
     }

@@ -9,6 +9,7 @@ use crate::page::chart::{self, Series, escape, number};
 use crate::run::report::{Level, Limits, P95_TURNS, PUBLISHED, Published, RTX5090_20, RTX5090_80, Report};
 use crate::turns::stats::Summary;
 use crate::under_test::process::Usage;
+use crate::under_test::stages::ORDER;
 
 /// As [`P95_TURNS`], for the 99th percentile.
 const P99_TURNS: u64 = 100;
@@ -28,16 +29,18 @@ pub fn compared(report: &Report, before: Option<&Report>) -> String {
     }
     charts(&mut body, report, before);
     table(&mut body, report);
-    if let Some(found) = size::Measured::from_report(report) {
-        sizes(&mut body, &found, has_gpu(report));
+    inside(&mut body, report);
+    let found = size::Measured::from_report(report);
+    if let Some(found) = &found {
+        sizes(&mut body, found);
     }
     prediction(&mut body, report);
-    notes(&mut body, report);
-    format!(
-        "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>\
     if !report.levels.is_empty() {
         published(&mut body, &beside::tables(report, found.as_ref()));
     }
+    notes(&mut body, report);
+    format!(
+        "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>\
          <meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src 'unsafe-inline'; \
          script-src 'unsafe-inline'; img-src data: blob:\">\
          <title>{}</title><style>{STYLE}</style></head><body><main>{body}</main><script>{SCRIPT}</script></body></html>\n",
@@ -275,6 +278,12 @@ fn charts(out: &mut String, report: &Report, before: Option<&Report>) {
             steps.push(("text taken (202)".to_owned(), 0.0, accepted));
         }
         steps.push(("text to first packet".to_owned(), 0.0, w.first_packet));
+        // The gateway's clock is another: what it tells ends with the first packet, or a way through the network before it.
+        let mut at = (w.first_packet - w.stages.iter().map(|(_, time)| time).sum::<f64>()).max(0.0);
+        for (name, time) in &w.stages {
+            steps.push((format!("gateway: {}", stage(name)), at, at + time));
+            at += time;
+        }
         steps.push(("packet to audible sample".to_owned(), w.first_packet, w.first_audio));
         if let Some(announced) = w.announced {
             steps.push(("announced by the gateway".to_owned(), 0.0, announced));
@@ -342,12 +351,70 @@ fn table(out: &mut String, report: &Report) {
     }
     out.push_str("</tbody></table>");
     out.push_str(&spoken.concat());
+    for l in &report.levels {
+        let words = l.words.map(|words| format!("words that a recogniser gets wrong in sampled turns: {words}"));
+        let deaf = l.deaf.as_ref().map(|why| format!("no recogniser listened: {why}"));
+        for told in words.into_iter().chain(deaf) {
+            let _ = write!(out, "<p>{} calls, {}</p>", l.level, escape(&told));
+        }
+    }
+    for l in report.levels.iter().filter(|l| !l.metrics.refusals.is_empty()) {
+        let by: Vec<String> = l.metrics.refusals.iter().map(|(reason, n)| format!("{n} {reason}")).collect();
+        let _ = write!(out, "<p>{} calls, turns that the gateway refused: {}</p>", l.level, escape(&by.join(", ")));
+    }
     for l in report.levels.iter().filter(|l| !l.broken.is_empty()) {
         let _ = write!(out, "<p class='bad'>{} calls: {}</p>", l.level, escape(&l.broken.join("; ")));
     }
 }
 
-fn sizes(out: &mut String, measured: &size::Measured, gpu: bool) {
+/// Where first audio went, beside what was heard.
+fn inside(out: &mut String, report: &Report) {
+    let told: Vec<&Level> = report.levels.iter().filter(|l| !l.stages.is_empty()).collect();
+    if told.is_empty() {
+        return;
+    }
+    let names = ORDER.iter().chain(&["outside"]).filter(|stage| told.iter().any(|l| l.stages.contains_key(**stage)));
+    let names: Vec<&str> = names.copied().collect();
+    out.push_str("<h2>Where first audio goes</h2><table><thead><tr><th>calls<th>turns<th>heard");
+    for name in &names {
+        let _ = write!(out, "<th>{}", stage(name));
+    }
+    out.push_str("</tr></thead><tbody>");
+    let cell = |of: &Summary| {
+        let p95 = of_turns(of.p95, of.count, P95_TURNS);
+        let p95 = if p95.is_finite() { format!(" / {}", number(p95 * 1e3)) } else { String::new() };
+        format!("<td>{}{p95} ms", number(of.p50 * 1e3))
+    };
+    for l in told {
+        let turns = l.stages.values().map(|of| of.count).max().unwrap_or(0);
+        let _ = write!(out, "<tr><td>{}<td>{turns}{}", l.level, cell(&l.first_audio));
+        for name in &names {
+            out.push_str(&l.stages.get(*name).map_or("<td>–".to_owned(), cell));
+        }
+        out.push_str("</tr>");
+    }
+    out.push_str(
+        "</tbody></table><p>p50 / p95 of each by itself. Heard is from the text to the first audible sample, by the caller; \
+         what is inside the gateway is told by it, turn by turn; outside is the rest: the request, the network, and what of \
+         the first packets is silent.</p>",
+    );
+}
+
+/// A stage's name for people.
+fn stage(name: &str) -> &str {
+    match name {
+        "wait" => "waits for the device",
+        "firstToken" => "first tokens",
+        "firstMel" => "flow",
+        "firstPcm" => "vocoder",
+        "speech" => "rest of the voice",
+        "egress" => "encoding and pacing",
+        "outside" => "outside",
+        other => other,
+    }
+}
+
+fn sizes(out: &mut String, measured: &size::Measured) {
     let demand = size::Demand::default();
     let _ = write!(
         out,
@@ -359,9 +426,10 @@ fn sizes(out: &mut String, measured: &size::Measured, gpu: bool) {
         let row = size::plan(&size::Demand { users, ..demand.clone() }, measured);
         let _ = write!(
             out,
-            "<tr><td>{users}<td>{}<td>{}<td>{}</tr>",
+            "<tr><td>{users}<td>{}<td>{}<td>{}<td>{}</tr>",
             number(row.calls),
             row.gateways,
+            row.gpus.map_or("–".to_owned(), |gpus| gpus.to_string()),
             row.cores.map_or("–".to_owned(), number)
         );
     }
@@ -370,6 +438,25 @@ fn sizes(out: &mut String, measured: &size::Measured, gpu: bool) {
         let _ = write!(out, "<li>{}</li>", escape(&line));
     }
     out.push_str("</ul>");
+}
+
+fn published(out: &mut String, tables: &[beside::Table]) {
+    out.push_str("<h2>Beside published systems</h2>");
+    for table in tables {
+        let _ = write!(out, "<h3>{}</h3><table><thead><tr>", escape(&table.title));
+        for name in &table.head {
+            let _ = write!(out, "<th>{}", escape(name));
+        }
+        out.push_str("</tr></thead><tbody>");
+        for row in &table.rows {
+            out.push_str("<tr>");
+            for cell in row {
+                let _ = write!(out, "<td>{}", escape(cell));
+            }
+            out.push_str("</tr>");
+        }
+        out.push_str("</tbody></table>");
+    }
 }
 
 fn prediction(out: &mut String, report: &Report) {
@@ -431,7 +518,6 @@ const STYLE: &str = "\
 body{font:15px/1.45 system-ui,sans-serif;color:var(--ink);background:var(--paper);margin:0}\
 main{max-width:1360px;margin:0 auto;padding:24px}h1{margin:0 0 4px}h2{margin:28px 0 8px}h3{font-size:1rem;margin:16px 0 4px}\
 code{background:color-mix(in srgb,var(--ink) 8%,transparent);padding:2px 4px;border-radius:3px}\
-            row.gpus.map_or("–".to_owned(), |gpus| gpus.to_string()),
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,430px),1fr));gap:16px}\
 figure{margin:0;border:1px solid var(--line);border-radius:6px;padding:10px}figcaption{font-weight:600;margin-bottom:4px}\
 figure{position:relative;min-width:0}svg{width:100%;height:auto}.tick{fill:var(--faint);font-size:12px}.grid{stroke:var(--line)}\
@@ -442,27 +528,8 @@ figure{position:relative;min-width:0}svg{width:100%;height:auto}.tick{fill:var(-
 .line.c1{stroke-dasharray:9 3}.line.c2{stroke-dasharray:4 3}.line.c3{stroke-dasharray:1 3}.line.c4{stroke-dasharray:9 3 2 3}.line.c5{stroke-dasharray:12 3 4 3}\
 .line.c0{stroke:var(--c0)}.line.c1{stroke:var(--c1)}.line.c2{stroke:var(--c2)}.line.c3{stroke:var(--c3)}.line.c4{stroke:var(--c4)}.line.c5{stroke:var(--c5)}\
 .dot.c0,.bar.c0{fill:var(--c0)}.dot.c1,.bar.c1{fill:var(--c1)}.dot.c2,.bar.c2{fill:var(--c2)}.dot.c3,.bar.c3{fill:var(--c3)}.dot.c4,.bar.c4{fill:var(--c4)}.dot.c5,.bar.c5{fill:var(--c5)}\
-fn published(out: &mut String, tables: &[beside::Table]) {
-    out.push_str("<h2>Beside published systems</h2>");
-    for table in tables {
-        let _ = write!(out, "<h3>{}</h3><table><thead><tr>", escape(&table.title));
-        for name in &table.head {
-            let _ = write!(out, "<th>{}", escape(name));
-        }
-        out.push_str("</tr></thead><tbody>");
-        for row in &table.rows {
-            out.push_str("<tr>");
-            for cell in row {
-                let _ = write!(out, "<td>{}", escape(cell));
-            }
-            out.push_str("</tr>");
-        }
-        out.push_str("</tbody></table>");
-    }
-}
-
 .png{position:absolute;right:8px;top:8px;font:12px system-ui,sans-serif;color:inherit;background:none;border:1px solid var(--line);border-radius:4px;cursor:pointer}\
-@media(max-width:600px){main{padding:12px}h1{font-size:1.3rem}.plot .tick{font-size:19px}.tick{font-size:14px}}\
+@media(max-width:600px){main{padding:12px}h1{font-size:1.3rem}.plot .tick{font-size:19px}.tick{font-size:17px}}\
 @media print{.png{display:none}}\
 h1,h2,h3,p,li,code{overflow-wrap:anywhere}figcaption{padding-right:48px}\
 td.text{text-align:left;white-space:normal}table{border-collapse:collapse;display:block;overflow-x:auto}th,td{padding:4px 8px;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}\
@@ -501,7 +568,6 @@ for (const button of document.querySelectorAll('.png')) button.onclick = () => {
 mod tests {
     use super::*;
     use crate::run::report::Knee;
-    use crate::turns::stats::Summary;
 
     #[test]
     fn a_page_stands_alone_and_says_what_the_report_says() {

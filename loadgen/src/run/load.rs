@@ -31,6 +31,7 @@ use crate::sound::heard::Clip;
 use crate::turns::corpus::{self, Text};
 use crate::turns::exchange::{Exchange, Interjection, Plan, Saying, Turn};
 use crate::turns::stats::Spread;
+use crate::under_test::stages::{Followed, ORDER};
 
 /// When calls come.
 #[derive(Clone, Debug, PartialEq)]
@@ -146,13 +147,21 @@ pub async fn run(
     let callers =
         AbortOnDropHandle::new(tokio::spawn(arrive(plan.clone(), load.clone(), start, ramp, live.clone(), events)));
 
+    let inside = plan.gateway.clone().map(Followed::start);
     let mut tally = Tally::new(window, load.sampled.max(1));
     let (mut first, mut last) = (None, None);
     let mut tick = tokio::time::interval(Duration::from_millis(200));
     loop {
         tokio::select! {
             event = received.recv() => match event {
-                Some(event) => tally.add(event),
+                Some(mut event) => {
+                    if let (Event::Turn(turn), Some(inside)) = (&mut event, &inside) {
+                        turn.stages = turn.name.as_ref().and_then(|name| inside.take(name)).unwrap_or_default();
+                        let told = |stage: &&str| Some(((*stage).to_owned(), *turn.stages.get(*stage)?));
+                        turn.waterfall.stages = ORDER.iter().filter_map(told).collect();
+                    }
+                    tally.add(event);
+                }
                 None => break,
             },
             () = load.stop.cancelled() => {
@@ -180,7 +189,13 @@ pub async fn run(
         Some(last) => last,
         None => Snapshot::take(&plan, gateway_pid).await,
     };
+    let deaf = match &plan.recognizer {
+        // No caller listens any more: what this takes of the machine disturbs nobody.
+        Some(recognizer) => tally.recognise(recognizer, &plan).await.err(),
+        None => None,
+    };
     let (mut level, turns) = tally.finish(&plan, mode);
+    level.deaf = deaf.map(|error| error.to_string());
     level.incomplete = load.stop.is_cancelled();
     if let Arrivals::Counted(calls) = load.arrivals {
         level.offered = Some(calls as f64 / load.duration.as_secs_f64());

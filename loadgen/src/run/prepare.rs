@@ -18,6 +18,7 @@ use crate::turns::exchange::{self, Plan, Trigger};
 use crate::under_test::dispatch::Dispatch;
 use crate::under_test::gateway::Gateway;
 use crate::under_test::process::Spawned;
+use crate::under_test::recognizer::Recognizer;
 use crate::wire::codec::Codec;
 
 /// How turns reach telephone calls.
@@ -70,6 +71,8 @@ pub struct Target {
     pub address: IpAddr,
     /// Compare what is heard with the same text spoken directly.
     pub verify: bool,
+    /// Says which words are in the turns of the sample.
+    pub recognizer: Option<Recognizer>,
 }
 
 impl Default for Target {
@@ -90,6 +93,7 @@ impl Default for Target {
             impairment: None,
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             verify: true,
+            recognizer: None,
         }
     }
 }
@@ -215,6 +219,9 @@ pub async fn prepare(target: &Target, texts: &[&str]) -> Result<Prepared, Prepar
     } else {
         notes.push("no reference speech: silence and noise are noticed, wrong words are not".to_owned());
     }
+    if let Some(recognizer) = &target.recognizer {
+        notes.push(format!("words of sampled turns are those that {} understands", recognizer.about()));
+    }
     if matches!(trigger, Trigger::Greeting) && wants(Leg::Sip) {
         notes.push("telephone calls: the greeting is the turn, measured from the answer".to_owned());
     }
@@ -247,6 +254,7 @@ pub async fn prepare(target: &Target, texts: &[&str]) -> Result<Prepared, Prepar
         gateway,
         trigger,
         references: Arc::new(references),
+        recognizer: target.recognizer.clone(),
         buffer: Duration::from_millis(60),
         patience: Duration::from_secs(30),
     };

@@ -6,12 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::turns::exchange::Waterfall;
 use crate::turns::stats::Summary;
+use crate::turns::words::Errors;
 use crate::under_test::process::{Host, Usage};
 
-/// Version of the format; raised when a field changes its meaning.
 /// Fewest turns of which a 95th percentile is told: of fewer it is the slowest turn and nothing else.
 pub const P95_TURNS: u64 = 20;
 
+/// Version of the format; raised when a field changes its meaning.
 pub const FORMAT: u32 = 1;
 
 /// Everything about one measurement.
@@ -165,6 +166,14 @@ pub struct Level {
     pub report_error: Summary,
     /// Waveform correlation of sampled turns with the same text spoken directly.
     pub correlation: Summary,
+    /// Where first audio went: seconds in each stage inside the gateway as it told (`stages::ORDER`), and `outside`, the rest
+    /// of what the caller waited.
+    pub stages: BTreeMap<String, Summary>,
+    /// What a recogniser made of the words of sampled turns: `None` where none listened.
+    pub words: Option<Errors>,
+    /// Why a recogniser that was to say so did not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deaf: Option<String>,
     /// Calls and turns that failed, by cause; also those of the time in which callers become as many as they are to be.
     pub failures: BTreeMap<String, u64>,
     /// First audio by leg.
@@ -196,6 +205,8 @@ pub struct Level {
 pub struct GatewayMetrics {
     /// Underruns counted by the gateway.
     pub underruns: f64,
+    /// Turns of calls that it refused, by its reason: also those that it spoke when they were asked for again.
+    pub refusals: BTreeMap<String, f64>,
     /// Device seconds by stage.
     pub stage_seconds: BTreeMap<String, f64>,
     /// Seconds that live streams held their slots, all together.
@@ -241,6 +252,13 @@ impl Report {
         self.levels.iter().find(|l| l.level == n)
     }
 
+    /// Whether a GPU spoke.
+    pub fn has_gpu(&self) -> bool {
+        let devices = self.devices.as_array().into_iter().flatten();
+        let named = devices.filter_map(|device| device["device"].as_str()).any(|name| name.starts_with("cuda"));
+        named || self.levels.iter().any(|l| l.metrics.gpu_memory > 0.0)
+    }
+
     /// What is to be concluded, line by line: a name, whether it holds, and why not.
     pub fn verdicts(&self) -> Vec<Verdict> {
         let best = |limits: &Limits| self.levels.iter().filter(|l| limits.broken(l).is_empty()).map(|l| l.level).max();
@@ -252,13 +270,6 @@ impl Report {
                 limits.rtf_p95,
                 limits.stalled_turns * 100.0
             );
-    /// Whether a GPU spoke.
-    pub fn has_gpu(&self) -> bool {
-        let devices = self.devices.as_array().into_iter().flatten();
-        let named = devices.filter_map(|device| device["device"].as_str()).any(|name| name.starts_with("cuda"));
-        named || self.levels.iter().any(|l| l.metrics.gpu_memory > 0.0)
-    }
-
             out.push(match best(&limits) {
                 Some(level) => Verdict { name: name.into(), holds: true, text: format!("{text}: up to {level} calls") },
                 None => Verdict { name: name.into(), holds: false, text: format!("{text}: at no level") },
@@ -353,6 +364,8 @@ pub const PUBLISHED: &[Published] = &[
 pub const RTX5090_20: &str = "CosyVoice3-0.5B, vLLM fp16, RTX 5090, 20 % memory";
 /// Name of the published series with 80 % of the memory.
 pub const RTX5090_80: &str = "CosyVoice3-0.5B, vLLM fp16, RTX 5090, 80 % memory";
+/// The most characters a second of that series, and of how many requests at a time; nothing else was told of these.
+pub const RTX5090_80_PEAK: (u32, f64) = (24, 55.0);
 
 const fn published_20(level: u32, first_audio_p95: f64, rtf_p95: f64, chars: f64) -> Published {
     Published { system: RTX5090_20, level, first_audio_p95, rtf_p95, chars_per_s: Some(chars) }
@@ -364,8 +377,6 @@ const fn published_80(level: u32, first_audio_p95: f64, rtf_p95: f64) -> Publish
 
 #[cfg(test)]
 mod tests {
-/// The most characters a second of that series, and of how many requests at a time; nothing else was told of these.
-pub const RTX5090_80_PEAK: (u32, f64) = (24, 55.0);
     use super::*;
 
     fn level(n: u32, p95: f64) -> Level {

@@ -86,7 +86,15 @@ impl Snapshot {
             .collect();
         let busy: f64 = stage_seconds.values().sum();
         let held = self.held.zip(earlier.held).map(|(end, start)| (end - start).max(0.0));
+        // Batch work is refused as a matter of course while calls are live.
+        let refused = |metrics: &Metrics| metrics.by_where("antiphon_refusals_total", "reason", "class=\"live\"");
+        let was = refused(&earlier.metrics);
+        let more = |(reason, count): (String, f64)| {
+            let count = count - was.get(&reason).copied().unwrap_or(0.0);
+            (count > 0.0).then_some((reason, count))
+        };
         GatewayMetrics {
+            refusals: refused(&self.metrics).into_iter().filter_map(more).collect(),
             underruns: since("antiphon_underruns_total"),
             engine_rtf: (busy > 0.0 && speech > 0.0).then(|| busy / speech),
             stage_seconds,

@@ -10,13 +10,27 @@ use crate::wire::codec::to_i16;
 /// # Errors
 /// The file cannot be written.
 pub fn write(path: impl AsRef<Path>, clip: &Clip) -> Result<(), hound::Error> {
-    let spec = hound::WavSpec {
-        channels: 1,
-        sample_rate: clip.rate,
-        bits_per_sample: 16,
-        sample_format: hound::SampleFormat::Int,
-    };
-    let mut writer = hound::WavWriter::create(path, spec)?;
+    samples(hound::WavWriter::create(path, spec(clip))?, clip)
+}
+
+/// The bytes of such a file.
+///
+/// # Errors
+/// It would be too long for one.
+pub fn bytes(clip: &Clip) -> Result<Vec<u8>, hound::Error> {
+    let mut out = std::io::Cursor::new(Vec::new());
+    samples(hound::WavWriter::new(&mut out, spec(clip))?, clip)?;
+    Ok(out.into_inner())
+}
+
+fn spec(clip: &Clip) -> hound::WavSpec {
+    hound::WavSpec { channels: 1, sample_rate: clip.rate, bits_per_sample: 16, sample_format: hound::SampleFormat::Int }
+}
+
+fn samples<W: std::io::Write + std::io::Seek>(
+    mut writer: hound::WavWriter<W>,
+    clip: &Clip,
+) -> Result<(), hound::Error> {
     for sample in &clip.pcm {
         writer.write_sample(to_i16(*sample))?;
     }

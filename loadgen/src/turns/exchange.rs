@@ -25,6 +25,8 @@ use crate::turns::stats::Spread;
 use crate::under_test::agent::text_frame;
 use crate::under_test::dispatch::Dispatch;
 use crate::under_test::gateway::Gateway;
+use crate::under_test::recognizer::Recognizer;
+use crate::under_test::stages::{StageTimes, TurnName};
 
 /// How turns reach a call.
 #[derive(Clone)]
@@ -54,6 +56,8 @@ pub struct Plan {
     pub trigger: Trigger,
     /// The texts spoken directly, where the voice speaks the same text the same way twice.
     pub references: Arc<HashMap<String, Clip>>,
+    /// Says which words are in the turns of the sample.
+    pub recognizer: Option<Recognizer>,
     /// A listener's buffer, to judge stalls by.
     pub buffer: Duration,
     /// How long a turn may take to begin to sound.
@@ -125,6 +129,9 @@ pub struct Waterfall {
     pub last_audio: f64,
     /// Sender pauses and late packets behind the first: where and how long.
     pub stalls: Vec<(f64, f64)>,
+    /// How long it was in each stage inside the gateway, in order, as that told.
+    #[serde(default)]
+    pub stages: Vec<(String, f64)>,
 }
 
 /// One turn, heard.
@@ -166,6 +173,10 @@ pub struct Turn {
     pub waterfall: Waterfall,
     /// The text.
     pub text: String,
+    /// Its name at the gateway, where that is known.
+    pub name: Option<TurnName>,
+    /// Where its time went inside the gateway, as that told.
+    pub stages: StageTimes,
 }
 
 /// One call and what is needed to talk on it.
@@ -174,6 +185,8 @@ pub struct Exchange {
     call: Call,
     session: Option<crate::under_test::agent::Session>,
     id: Option<String>,
+    /// What the gateway calls the turn that is going on.
+    utterance: Option<String>,
     before: Counts,
     /// Greeting of the agent: first audible sample after the call was answered.
     pub greeting: Option<Duration>,
@@ -205,6 +218,7 @@ impl Exchange {
             plan,
             call,
             session: None,
+            utterance: None,
             before: Counts::default(),
             greeting: None,
         };
@@ -282,6 +296,7 @@ impl Exchange {
     pub async fn turn(&mut self, text: &str, interjection: Option<&Interjection>) -> Turn {
         while self.call.next_text(Duration::ZERO).await.is_some() {}
         let mut accepted = None;
+        self.utterance = None;
         let sent = match self.send(text, &mut accepted).await {
             Ok(sent) => sent,
             Err(error) => {
@@ -310,6 +325,7 @@ impl Exchange {
         if let Some((_, Some(fault))) = interrupted {
             turn.fault = Some(fault);
         }
+        turn.name = self.id.clone().zip(self.utterance.take());
         turn
     }
 
@@ -328,7 +344,8 @@ impl Exchange {
                 let (Some(gateway), Some(id)) = (&self.plan.gateway, &self.id) else {
                     return Err(CallError::Target("no http: target".to_owned()));
                 };
-                let (sent, _) = gateway.speak(id, text).await?;
+                let (sent, utterance) = gateway.speak(id, text).await?;
+                self.utterance = utterance;
                 *accepted = Some(clock::now());
                 Ok(sent)
             }
@@ -448,6 +465,8 @@ impl Exchange {
             stalls,
             clip: spoken.clip,
             text: text.to_owned(),
+            name: None,
+            stages: StageTimes::new(),
         }
     }
 
@@ -467,6 +486,7 @@ impl Exchange {
             match frame["type"].as_str() {
                 Some("info") if frame["name"] == "turnStarted" => {
                     turn.waterfall.announced.get_or_insert(seconds(sent, at));
+                    self.utterance = self.utterance.take().or(frame["utteranceId"].as_str().map(str::to_owned));
                 }
                 Some("interrupt") => {
                     let ms = frame["sentMs"].as_u64().or(frame["durationUntilInterruptMs"].as_u64());
@@ -517,6 +537,8 @@ impl Exchange {
             clip: Clip::default(),
             waterfall: Waterfall::default(),
             text: text.to_owned(),
+            name: None,
+            stages: StageTimes::new(),
         }
     }
 }

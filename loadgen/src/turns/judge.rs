@@ -24,6 +24,8 @@ pub enum Fault {
     WrongAudio,
     /// Less of it than the text is long.
     CutShort,
+    /// A recogniser understands other words.
+    WrongWords,
 }
 
 impl Fault {
@@ -34,6 +36,7 @@ impl Fault {
             Fault::Noise => "noise",
             Fault::WrongAudio => "wrong_audio",
             Fault::CutShort => "cut_short",
+            Fault::WrongWords => "wrong_words",
         }
     }
 }

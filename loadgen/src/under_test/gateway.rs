@@ -171,6 +171,15 @@ impl Gateway {
         Ok(accepted(response).await?.json().await?)
     }
 
+    /// Its stream of events, which lasts until one side ends it.
+    ///
+    /// # Errors
+    /// As [`Gateway::speak`].
+    pub async fn events(&self) -> Result<reqwest::Response, CallError> {
+        let request = self.request(reqwest::Method::GET, "v1/events")?.timeout(Duration::from_secs(86_400));
+        accepted(request.send().await?).await
+    }
+
     fn request(&self, method: reqwest::Method, path: &str) -> Result<reqwest::RequestBuilder, CallError> {
         let url = self.base.join(path).map_err(|_| CallError::Target(path.to_owned()))?;
         let request = self.client.request(method, url);
@@ -216,8 +225,13 @@ impl Metrics {
 
     /// Sum over the series of `name` by the value of `label`.
     pub fn by(&self, name: &str, label: &str) -> BTreeMap<String, f64> {
+        self.by_where(name, label, "")
+    }
+
+    /// As [`Metrics::by`], of those series that have `other`, a label and its value as they are written.
+    pub fn by_where(&self, name: &str, label: &str, other: &str) -> BTreeMap<String, f64> {
         let mut out = BTreeMap::new();
-        for (series, value) in self.series(name) {
+        for (series, value) in self.series(name).filter(|(series, _)| series.contains(other)) {
             let of = series
                 .split_once(&format!("{label}=\""))
                 .and_then(|(_, rest)| rest.split('"').next())

@@ -4,3 +4,5 @@ pub mod agent;
 pub mod dispatch;
 pub mod gateway;
 pub mod process;
+pub mod recognizer;
+pub mod stages;

@@ -21,6 +21,7 @@ fn plan(server: &Whip) -> Plan {
         gateway: None,
         trigger: Trigger::Http,
         references: Arc::default(),
+        recognizer: None,
         buffer: Duration::from_millis(60),
         patience: Duration::from_secs(5),
     }
@@ -285,6 +286,7 @@ async fn greeter(after: Duration, impairment: Option<antiphon_loadgen::relay::Im
         gateway: None,
         trigger: Trigger::Greeting,
         references: Arc::default(),
+        recognizer: None,
         buffer: Duration::from_millis(60),
         patience: Duration::from_secs(5),
     };

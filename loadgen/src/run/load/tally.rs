@@ -4,24 +4,32 @@
 //! of its kind have. So [`Level::turns`] is the number of first audios, and of the turns that were spoken to their end
 //! together with those that were interrupted.
 //!
+//! Where a recogniser listens, it says which words are in the turns of the sample. It errs by itself: a turn has wrong words
+//! where many more of them are wrong than of the same text spoken directly, as far as that is known.
+//!
 //! # Why
 //! Some turns are kept until the load is over and compared sample by sample then, when no caller is listening any more:
 //! those of the sample, and those whose loudness says that the words are wrong. They are counted only when it is known
 //! what they are.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use super::{Event, Progress};
 use crate::caller::call::Leg;
 use crate::run::report::Level;
+use crate::sound::heard::Clip;
 use crate::sound::listen::StallCause;
 use crate::turns::exchange::{Plan, Turn};
 use crate::turns::judge::{Fault, SAME_WORDS};
 use crate::turns::stats::{Numbers, Spread};
+use crate::turns::words::Errors;
+use crate::under_test::recognizer::{Recognizer, RecognizerError};
 
 /// Turns of the sample, and turns with doubtful words, that are kept for a closer look: at most so many of each.
 const KEPT: usize = 40;
+/// A third of a text's words, beyond those that the recogniser takes for others when the text is spoken directly, are wrong.
+const WRONG_WORDS: f64 = 1.0 / 3.0;
 
 pub(super) struct Tally {
     window: (Instant, Instant),
@@ -41,6 +49,7 @@ pub(super) struct Tally {
     report_error: Numbers,
     pub(super) concurrency: Numbers,
     by_leg: BTreeMap<Leg, Spread>,
+    stages: BTreeMap<String, Numbers>,
     chars: f64,
     speech: f64,
     seen: u64,
@@ -70,6 +79,7 @@ impl Tally {
             report_error: Numbers::default(),
             concurrency: Numbers::default(),
             by_leg: BTreeMap::new(),
+            stages: BTreeMap::new(),
             chars: 0.0,
             speech: 0.0,
             seen: 0,
@@ -150,6 +160,13 @@ impl Tally {
             self.mouth_to_ear.add(time);
         }
         self.by_leg.entry(turn.leg).or_default().add(first);
+        if !turn.stages.is_empty() {
+            let inside: f64 = turn.stages.values().sum();
+            let all = turn.stages.iter().map(|(stage, time)| (stage.as_str(), *time));
+            for (stage, time) in all.chain([("outside", first.as_secs_f64() - inside)]) {
+                self.stages.entry(stage.to_owned()).or_default().add(time);
+            }
+        }
         self.lateness.merge(&turn.lateness);
         self.jitter.add(turn.jitter);
         self.mos.add(turn.mos);
@@ -185,6 +202,31 @@ impl Tally {
         }
     }
 
+    /// Has a recogniser listen to the turns of the sample.
+    pub(super) async fn recognise(&mut self, recognizer: &Recognizer, plan: &Plan) -> Result<(), RecognizerError> {
+        let texts: BTreeSet<&str> = self.kept.iter().map(|turn| turn.text.as_str()).collect();
+        let direct: Vec<(&str, &Clip)> =
+            texts.into_iter().filter_map(|text| Some((text, plan.references.get(text)?))).collect();
+        let clips: Vec<&Clip> = direct.iter().map(|(_, clip)| *clip).collect();
+        let heard = recognizer.words(&clips).await?;
+        let own: BTreeMap<&str, f64> =
+            direct.iter().zip(&heard).map(|((text, _), words)| (*text, Errors::between(text, words).rate())).collect();
+        let clips: Vec<&Clip> = self.kept.iter().map(|turn| &turn.clip).collect();
+        let heard = recognizer.words(&clips).await?;
+        let mut all = Errors::default();
+        let mut wrong = Vec::new();
+        for (turn, words) in self.kept.iter().zip(&heard) {
+            let errors = Errors::between(&turn.text, words);
+            all += errors;
+            wrong.push(errors.rate() > own.get(turn.text.as_str()).copied().unwrap_or(0.0) + WRONG_WORDS);
+        }
+        for (turn, wrong) in self.kept.iter_mut().zip(wrong) {
+            turn.fault = wrong.then(|| Fault::WrongWords.label().to_owned());
+        }
+        self.level.words = Some(all);
+        Ok(())
+    }
+
     /// The figures, and the turns of the sample.
     pub(super) fn finish(mut self, plan: &Plan, mode: &str) -> (Level, Vec<Turn>) {
         let mut correlation = Numbers::default();
@@ -192,11 +234,15 @@ impl Tally {
             let reference = plan.references.get(&turn.text)?;
             crate::sound::correlate::correlate(&turn.clip, reference).ok().map(|found| found.value)
         };
+        let level_words = self.level.words;
         let (mut kept, doubtful) = (std::mem::take(&mut self.kept), std::mem::take(&mut self.doubtful));
         for turn in &mut kept {
             if let Some(value) = match_of(turn) {
                 correlation.add(f64::from(value));
-                turn.fault = (value < SAME_WORDS).then(|| Fault::WrongAudio.label().to_owned());
+                // Who understands words knows better than who compares waveforms.
+                if value < SAME_WORDS && level_words.is_none() {
+                    turn.fault = Some(Fault::WrongAudio.label().to_owned());
+                }
             }
             self.count(turn);
         }
@@ -228,6 +274,7 @@ impl Tally {
         level.chars_per_s = self.chars / seconds.max(f64::MIN_POSITIVE);
         level.audio_s_per_s = self.speech / seconds.max(f64::MIN_POSITIVE);
         level.by_leg = self.by_leg.iter().map(|(leg, spread)| (leg.label().to_owned(), spread.summary())).collect();
+        level.stages = self.stages.iter().map(|(stage, numbers)| (stage.clone(), numbers.summary())).collect();
         level.correlation = correlation.summary();
         (level, kept)
     }
@@ -242,9 +289,9 @@ mod tests {
     use crate::caller::rtc;
     use crate::caller::sip;
     use crate::clock;
-    use crate::sound::heard::Clip;
     use crate::sound::synthetic::babble;
     use crate::turns::exchange::{BargeIn, Trigger, Waterfall};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     fn turn(sent: Instant, text: &str, clip: &Clip, fault: Option<Fault>) -> Turn {
         Turn {
@@ -266,6 +313,8 @@ mod tests {
             clip: clip.clone(),
             waterfall: Waterfall::default(),
             text: text.to_owned(),
+            name: None,
+            stages: [("queue".to_owned(), 0.004), ("speech".to_owned(), 0.030)].into(),
         }
     }
 
@@ -277,6 +326,7 @@ mod tests {
             gateway: None,
             trigger: Trigger::Greeting,
             references: Arc::new([(text.to_owned(), reference)].into()),
+            recognizer: None,
             buffer: Duration::ZERO,
             patience: Duration::ZERO,
         }
@@ -318,10 +368,82 @@ mod tests {
         assert_eq!(level.turns, 8, "six good ones, one that was doubted, one that was interrupted");
         assert_eq!((level.mouth_to_ear.count, (level.mouth_to_ear.p50 * 1e3).round()), (1, 700.0));
         assert_eq!(level.first_audio.count, level.turns);
+        let outside = &level.stages["outside"];
+        assert_eq!((level.stages["queue"].count, outside.count), (level.turns, level.turns));
+        assert!((outside.p50 - 0.016).abs() < 1e-9, "50 ms were heard, 34 told: {outside:?}");
         assert_eq!(level.by_leg.values().map(|s| s.count).sum::<u64>(), level.turns);
         assert_eq!((level.rtf.count + level.barge_in.count, level.service.count, level.mos.count), (8, 7, 8));
         assert_eq!(level.packets, 12 * 99, "of all that were sent within the window");
         assert_eq!((kept.len(), level.correlation.count), (3, 3));
+    }
+
+    /// A service that understands these words, one after the other, and ends.
+    async fn understands(words: &'static [&'static str]) -> (Recognizer, tokio::task::JoinHandle<Vec<String>>) {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/v1/audio/transcriptions", listener.local_addr().unwrap());
+        let serve = async move {
+            let mut asked = Vec::new();
+            for said in words {
+                let (mut socket, _) = listener.accept().await.unwrap();
+                let mut request = Vec::new();
+                let whole = |request: &[u8]| {
+                    let text = String::from_utf8_lossy(request).to_lowercase();
+                    let (head, _) = text.split_once("\r\n\r\n")?;
+                    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "))?;
+                    (request.len() >= head.len() + 4 + length.parse::<usize>().ok()?).then_some(())
+                };
+                while whole(&request).is_none() {
+                    assert!(socket.read_buf(&mut request).await.unwrap() > 0, "it ends in the middle");
+                }
+                asked.push(String::from_utf8_lossy(&request).into_owned());
+                let body = format!("{{\"text\":\"{said}\"}}");
+                let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close";
+                let answer = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+                socket.write_all(answer.as_bytes()).await.unwrap();
+            }
+            asked
+        };
+        (Recognizer::named(&url, "any", Some("secret".to_owned())), tokio::spawn(serve))
+    }
+
+    #[tokio::test]
+    async fn a_recogniser_tells_wrong_words_beyond_those_that_it_gets_wrong_anyway() {
+        let text = "To change the number on your account, call us.";
+        let start = clock::now();
+        // Said in another way than the reference: its waveform tells nothing.
+        let (said, direct) = (babble(1, 16_000, 2.0), babble(2, 16_000, 2.0));
+        let mut tally = Tally::new((start, start + Duration::from_secs(60)), 1);
+        for _ in 0..3 {
+            tally.add(Event::Turn(Box::new(turn(start, text, &said, None))));
+        }
+        let (recognizer, service) = understands(&[
+            // The same text spoken directly: it takes two words of nine for others.
+            "To change the lumber on your account caller's.",
+            "to change the number on your account call us",
+            "to change the lumber on your a count, call us",
+            "Your parcel left the depot this morning.",
+        ])
+        .await;
+        let plan = plan(text, direct);
+        tally.recognise(&recognizer, &plan).await.expect("it answers");
+        let (level, _) = tally.finish(&plan, "closed");
+        assert_eq!(level.failures, [("wrong_words".to_owned(), 1)].into());
+        assert_eq!(level.turns, 2);
+        let words = level.words.expect("it listened");
+        assert!(words.said == 27 && words.all() >= 9, "{words}");
+        let asked = service.await.unwrap();
+        assert!(asked.iter().all(|request| request.contains("RIFF") && request.contains("Bearer secret")));
+
+        // One that does not answer spoils no figure.
+        let mut tally = Tally::new((start, start + Duration::from_secs(60)), 1);
+        tally.add(Event::Turn(Box::new(turn(start, text, &said, None))));
+        let nobody = Recognizer::named("http://127.0.0.1:1", "any", None);
+        assert!(tally.recognise(&nobody, &plan).await.is_err());
+        assert_eq!(tally.finish(&plan, "closed").0.failures, [("wrong_audio".to_owned(), 1)].into(), "by waveform");
+        // A checkpoint is read by another program, which says why it cannot.
+        let folder = Recognizer::Checkpoint { folder: "nowhere".into(), program: "false".into() };
+        let error = folder.words(&[&said]).await.expect_err("it fails");
+        assert!(error.to_string().starts_with("false model transcribe"), "{error}");
     }
 
     #[test]
