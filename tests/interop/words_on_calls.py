@@ -135,24 +135,22 @@ def main():
         threading.Thread(target=server.serve_forever, daemon=True).start()
         told = call(args, folder, f"http://127.0.0.1:{server.server_port}")
         server.shutdown()
-        # Of a sentence that became several turns the last counts; one that became none has lost its words.
-        turns, many = [], 0
-        for one in told:
-            numbers = re.findall(r"turn (\d+)", one["recognised"])
-            many += len(numbers) > 1
-            turns.append(Keeper.turns / f"{int(numbers[-1]):04}.wav" if numbers else None)
-        files = [turn for turn in turns if turn]
-        print(f"{len(told)} sentences, {many} of them several turns, {len(told) - len(files)} unheard", flush=True)
+        # What was said in pieces was recognised in pieces; a sentence that became none has lost its words.
+        numbers = [re.findall(r"turn (\d+)", one["recognised"]) for one in told]
+        pieces = [[Keeper.turns / f"{int(number):04}.wav" for number in one] for one in numbers]
+        files = [piece for one in pieces for piece in one]
+        many, unheard = sum(len(one) > 1 for one in pieces), sum(not one for one in pieces)
+        print(f"{len(told)} sentences, {many} of them in pieces, {unheard} unheard", flush=True)
         kept = []
         for name, hear in (("reference", reference), ("ours", ours)):
             began = time.monotonic()
             heard = hear(args, files)
             wrong = total = 0
-            for one, turn in zip(told, turns):
+            for one, turns in zip(told, pieces):
                 said = words(one["said"])
-                text = heard.get(str(turn), "") if turn else ""
+                text = " ".join(heard.get(str(turn), "") for turn in turns)
                 wrong, total = wrong + errors(said, words(text)), total + len(said)
-                kept.append({"by": name, "said": one["said"], "heard": text, "turn": turn and turn.name})
+                kept.append({"by": name, "said": one["said"], "heard": text, "turns": [turn.name for turn in turns]})
             seconds = time.monotonic() - began
             print(f"{name}: {100 * wrong / total:.1f} % of {total} words wrong; {seconds:.0f} s", flush=True)
         (folder / "words.json").write_text(json.dumps(kept, indent=1))
