@@ -252,8 +252,8 @@ impl Config {
         Ok(config)
     }
 
-    /// Whether somebody who was given nothing could use the gateway from another host. Commands that serve nobody
-    /// need not ask.
+    /// Whether somebody who was given nothing could use the gateway from another host. Commands that do not
+    /// serve need not ask.
     ///
     /// # Errors
     /// It is reachable and open; the key that closes it.

@@ -315,7 +315,7 @@ impl Gateway {
     }
 }
 
-/// A call that was answered, unless it was given up as long as it was to be found: it ends, and nobody is joined with it.
+/// A call that was answered, unless it was given up as long as it was to be found: it ends, and no call is joined with it.
 fn unless_given_up(call: CallHandle, ringing: &Ringing) -> Result<CallHandle, GatewayError> {
     if !ringing.cancel.is_cancelled() {
         return Ok(call);

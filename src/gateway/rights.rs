@@ -33,7 +33,7 @@ impl Rights {
         self.nodes.as_ref()?.voice(name)?.1.owner
     }
 
-    /// Whether an agent on a call of `tenant` may name this voice. Calls of nobody in particular are the operator's, whose all
+    /// Whether an agent on a call of `tenant` may name this voice. Calls without a tenant are the operator's, whose all
     /// voices are.
     pub fn may_name(&self, tenant: &str, name: &str) -> bool {
         // Copies of other machines' voices are spoken by their names, which say whose they are.

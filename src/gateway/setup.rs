@@ -86,7 +86,7 @@ impl Gateway {
         self.admit_to(request, true)
     }
 
-    /// As [`Gateway::admit`]; a call that nobody here `speaks` on needs no device.
+    /// As [`Gateway::admit`]; a call on which no voice of ours `speaks` needs no device.
     ///
     /// # Errors
     /// As there.

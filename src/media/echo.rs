@@ -10,7 +10,7 @@
 //! *What the line can return is known after a second of our own voice.* An echo follows what was sent frame by frame, and
 //! what the caller adds only makes it louder: an echo of a gain `g` behind a delay `d` leaves no frame that is quieter than
 //! `g` times what was sent `d` before. So the quietest frames, at the delay that suits best, say how loud an echo may be,
-//! whoever else speaks. Until every delay was looked at, the line is taken for a bad one.
+//! also while another person speaks. Until every delay was looked at, the line is taken for a bad one.
 //!
 //! *Where frames keep the same distance to what was sent, an echo is there*: it is believed at once, also a louder one.
 //! From then on the threshold falls slowly only, since echoes that a suppressor lets through come and go.

@@ -1,5 +1,5 @@
-//! TLS of a connection, by rustls as everywhere. The certificate is always verified: what is not would be read by whoever
-//! stands in between.
+//! TLS of a connection, by rustls as everywhere. The certificate is always verified: what is not would be read by any machine
+//! in between.
 
 use std::io;
 use std::path::Path;

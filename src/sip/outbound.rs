@@ -447,7 +447,7 @@ fn named(uri: &Uri, address: &SipAddr, wire: Wire) -> SipAddr {
 }
 
 /// Connects to a host before the INVITE, which takes the same connection: the stack would go on trying for half a minute where
-/// nobody listens.
+/// no server listens.
 async fn connect(shared: &Shared, to: &Uri, address: Option<&SipAddr>, wire: Wire) -> Result<(), Failure> {
     if !matches!(wire, Wire::Tcp | Wire::Tls) {
         return Ok(());

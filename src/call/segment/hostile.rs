@@ -1,4 +1,4 @@
-//! Texts that nobody means well with, as they stream in: what is held of them stays small, whatever their length.
+//! Texts that are meant to harm, as they stream in: what is held of them stays small, whatever their length.
 //!
 //! Memory is what the state shows of itself in its `Debug` form, which has all text that it holds; a state that is
 //! bounded also bounds the work of each piece, so that time grows with the length and no faster. Nothing here looks at a

@@ -446,7 +446,7 @@ mod tests {
         assert_eq!(spans[1].parent_span_id, given.span().span_id(), "the call's is whoever asked");
         assert!(spans[1].parent_span_is_remote);
         assert_eq!(spans[0].parent_span_id, spans[1].span_context.span_id(), "the turn's is the call");
-        // Nobody asked, and the agent has a trace of its own, which it does not keep.
+        // No client asked, and the agent has a trace of its own, which it does not keep.
         let other = "00-00000000000000000000000000000007-0000000000000009-00";
         let spans = exported(vec![turn(other), call()]);
         assert_eq!((names(&spans), spans[0].parent_span_id), (vec!["call"], SpanId::INVALID));

@@ -32,7 +32,7 @@ const UTTERANCE: f64 = 8.0;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Capacity {
-    /// First audio with nobody else there, seconds.
+    /// First audio of one call alone, seconds.
     pub alone: f64,
     /// Seconds of speech made per second when many speak.
     pub sustained: f64,

@@ -171,7 +171,7 @@ impl Kept {
         whole.then_some(bytes)
     }
 
-    /// Writes `bytes` under `name`, in one go for whoever reads; says in the log why it could not.
+    /// Writes `bytes` under `name`, in one go for its readers; says in the log why it could not.
     pub(super) fn write(&self, name: &str, bytes: &[u8]) {
         let done = std::fs::create_dir_all(&self.0).and_then(|()| replace(&self.0.join(name), &sealed(bytes)));
         if let Err(error) = done {

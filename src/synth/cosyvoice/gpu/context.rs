@@ -6,7 +6,7 @@
 //! [`Context::beside`] is one more stream in it, for another thread: whatever loses one of them loses both.
 //!
 //! Work goes to [`Lane::Front`] unless [`Context::behind`] says otherwise. Blocks of its launches go before those of
-//! [`Lane::Back`] wherever a multiprocessor has room; nothing else orders the two, so whoever uses both waits.
+//! [`Lane::Back`] wherever a multiprocessor has room; nothing else orders the two, so a user of both waits.
 //!
 //! # Why
 //! - **A context of its own**, not the device's primary one: a new one works while a lost one still waits for a kernel

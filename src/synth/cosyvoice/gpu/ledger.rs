@@ -23,7 +23,7 @@ pub enum Part {
     LlmSlots,
     /// Slabs that utterances and voices hold.
     SlabsUsed,
-    /// Slabs that nobody holds.
+    /// Slabs that no utterance holds.
     SlabsFree,
     /// Histories of the flow's position convolutions, one a slot.
     FlowSlots,
@@ -103,7 +103,7 @@ pub(super) struct Ledger(Mutex<[u64; Part::ALL.len()]>);
 
 impl Ledger {
     fn bytes(&self) -> MutexGuard<'_, [u64; Part::ALL.len()]> {
-        // Plain numbers: consistent whoever panicked.
+        // Plain numbers: consistent after any panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -92,7 +92,7 @@ pub(super) fn driver() -> Result<i32, String> {
 
 /// A call of the driver that not every driver has; `F` is a function pointer of its type. The driver is there.
 pub(super) fn driver_call<F: Copy>(name: &[u8]) -> Option<F> {
-    // SAFETY: the library stays open; that the type is right is the promise of whoever calls it.
+    // SAFETY: the library stays open; that the type is right is the caller's promise.
     unsafe { sys::culib().get::<F>(name) }.ok().map(|call| *call)
 }
 

@@ -28,7 +28,7 @@ pub(in super::super) struct Launch {
     pub(in super::super) name: &'static str,
     pub(in super::super) blocks: u64,
     pub(in super::super) seconds: f64,
-    /// Floating-point operations and bytes that it cannot do without; 0: nobody said.
+    /// Floating-point operations and bytes that it cannot do without; 0: not said.
     pub(in super::super) flops: f64,
     pub(in super::super) bytes: f64,
 }

@@ -34,7 +34,7 @@ pub enum SeatError {
     /// No recogniser is there, or another than before.
     #[error("the GPU is not there now")]
     Empty,
-    /// It failed; where the device did, nobody is there any more.
+    /// It failed; where the device did, its thread is gone.
     #[error(transparent)]
     Failed(#[from] GpuError),
 }
@@ -103,7 +103,7 @@ impl Seat {
         let mut seat = self.whisper();
         let whisper = seat.as_mut().filter(|_| self.generation() == generation).ok_or(SeatError::Empty)?;
         let result = work(whisper);
-        // What was asked wrongly harms nobody; everything else is the device's.
+        // A wrong request harms no other; everything else is the device's.
         if result.as_ref().is_err_and(|error| !matches!(error, GpuError::Model(_))) {
             *seat = None;
         }
