@@ -30,8 +30,7 @@
 //!   is late by one chunk at most, a gap is heard by a listener in mid-sentence.
 //! - **Batch is displaced before live work is refused**: its sinks commit whole utterances, so giving up a slot
 //!   costs at most the work on one sentence; the same text and seed give the same audio again.
-//! - **Cancelling is the stream's epoch**: stale jobs are dropped whenever `plan` is called, which is between any
-//!   two steps. No caller waits for an answer.
+//! - **Cancelling is the stream's epoch**: stale jobs are dropped whenever `plan` is called. No caller waits for it.
 //! - **The playout anchor is followed by arithmetic** (see [`stream`]), so no buffer level is ever asked for.
 
 mod admission;
@@ -423,8 +422,7 @@ impl Scheduler {
         if matches!(job.state, State::Open(_) | State::Parked(_)) { job.slot() } else { None }
     }
 
-    /// Whether what was planned last, or could be, is first audio or fills a gap that is about to be heard: what else
-    /// computes on the device gives way to that.
+    /// Whether first audio, or a gap about to be heard, was planned last or could be: what else computes gives way.
     pub fn is_urgent(&self) -> bool {
         self.urgent
     }
@@ -466,8 +464,7 @@ impl Scheduler {
         self.table.stream(stream).is_some()
     }
 
-    /// A stream whose last token went stale was interrupted: what it had produced has been flushed and what is
-    /// left of it is not wanted, whatever the next job says.
+    /// A stream whose last token went stale was interrupted: what is left is not wanted, whatever the next job says.
     fn drop_interrupted(&mut self, now: Instant, spec: &JobSpec) {
         let Some(stream) = self.table.stream_mut(spec.stream).filter(|stream| stream.token.is_stale()) else { return };
         stream.flush();
@@ -539,9 +536,8 @@ impl Scheduler {
         Some(Plan::Launch(step))
     }
 
-    /// What is urgent and need not wait for the step in flight, which is of `stage`: a round of it takes no more than
-    /// `limit`. Candidates come the most urgent first. Speaking streams join it where it decodes: a row more costs next to
-    /// nothing there, and rounds of their own a step.
+    /// What is urgent and need not wait for the step in flight, which is of `stage`: a round takes no more than `limit`.
+    /// Speaking streams join it where it decodes: a row more costs next to nothing there, and rounds of their own a step.
     fn select_concurrent(
         &mut self,
         now: Instant,
