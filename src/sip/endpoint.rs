@@ -44,6 +44,7 @@ use super::{
     quota::Quotas,
     reliable::Pending,
     requests,
+    resolve::{Directory, Families},
     routes::Routes,
     screen::MAX_MESSAGE,
     shared::{Bound, Calls, Dialer, Here, Life, Media, Shared, State, TrunkStatus, Trunks, lock},
@@ -131,8 +132,10 @@ impl Endpoint {
         let addresses = bound.all().map(|address| address.ip());
         let parked = Parked::new(rand::random());
         let (naming, carriers) = (Naming::new(&config, addresses), Carriers::new(&config));
+        let families = Families::of(bound.all().map(|address| address.ip()));
+        let directory = Directory::new(beside.names.clone(), families);
         let stack = EndpointBuilder::new()
-            .with_domain_resolver(Box::new(Names::new(naming.clone(), carriers.clone())))
+            .with_domain_resolver(Box::new(Names::new(directory.clone(), naming.clone(), carriers.clone())))
             .with_user_agent(AGENT)
             .with_cancel_token(closed.clone())
             .with_transport_inspector(Box::new(parked.clone()))
@@ -158,7 +161,7 @@ impl Endpoint {
                 states: Mutex::new(config.trunk.iter().map(State::new).collect()),
                 quotas: Quotas::new(config.trunk.iter().map(|trunk| (trunk.name.clone(), trunk.limits()))),
                 carriers,
-                routes: Routes::new(beside.names.clone()),
+                routes: Routes::new(directory),
             },
             incoming,
             calls: Calls::default(),

@@ -25,14 +25,14 @@ use rsipstack::{
         Contact, Header, Headers, Host, HostWithPort, SipMessage, Uri,
         prelude::{HeadersExt, ToTypedHeader},
     },
-    transport::{
-        SipAddr,
-        transport_layer::{DefaultDomainResolver, DomainResolver},
-    },
+    transport::{SipAddr, transport_layer::DomainResolver},
 };
 use tokio::time::timeout;
 
-use super::config::{Network, SipConfig, TrunkConfig};
+use super::{
+    config::{Network, SipConfig, TrunkConfig},
+    resolve::Directory,
+};
 use crate::reach::{self, Scope};
 
 /// Time for a look-up of a host name.
@@ -209,17 +209,30 @@ fn headers(message: &mut SipMessage) -> &mut Headers {
     }
 }
 
-/// The stack's resolver with a guard.
+/// What the stack asks for hosts: the directory with a guard.
 pub(super) struct Names {
-    stack: DefaultDomainResolver,
+    directory: Directory,
     naming: Naming,
     carriers: Carriers,
     known: Mutex<HashMap<String, SipAddr>>,
 }
 
 impl Names {
-    pub(super) fn new(naming: Naming, carriers: Carriers) -> Names {
-        Names { stack: DefaultDomainResolver::default(), naming, carriers, known: Mutex::default() }
+    pub(super) fn new(directory: Directory, naming: Naming, carriers: Carriers) -> Names {
+        Names { directory, naming, carriers, known: Mutex::default() }
+    }
+
+    /// The first address of a host; an error for people, where there is none.
+    async fn look_up(&self, target: &SipAddr) -> Result<SipAddr, String> {
+        let Host::Domain(domain) = &target.addr.host else { return Err("no name".to_owned()) };
+        // Such a name never has an address (RFC 6761 section 6.4): Contacts that cannot be reached bear it.
+        if domain.0 == "invalid" || domain.0.ends_with(".invalid") {
+            return Err("no address".to_owned());
+        }
+        let (names, port) = (&*self.directory.names, target.addr.port);
+        let found = self.directory.find(names, domain, port, target.r#type).await?;
+        let first = found.first().ok_or("no address")?;
+        Ok(SipAddr::new(first.transport, first.addr.into()))
     }
 
     fn known(&self) -> std::sync::MutexGuard<'_, HashMap<String, SipAddr>> {
@@ -240,7 +253,8 @@ impl DomainResolver for Names {
         if SIGNALLING.try_with(|()| ()).is_ok() {
             return self.known().get(&key).cloned().ok_or_else(|| error("no name is looked up for an answer"));
         }
-        let found = timeout(LOOK_UP, self.stack.resolve(target)).await.map_err(|_| error("no answer in time"))??;
+        let found = timeout(LOOK_UP, self.look_up(target)).await.map_err(|_| error("no answer in time"))?;
+        let found = found.map_err(|why| error(&why))?;
         let Ok(address) = found.get_socketaddr() else { return Err(error("no address")) };
         if self.carriers.is_host(&target.addr.host) {
             self.carriers.found(&target.addr.host, address.ip());
@@ -260,10 +274,15 @@ impl DomainResolver for Names {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sip::resolve::Families;
 
     fn naming(bound: &str, internal: &str) -> Naming {
         let config: SipConfig = toml::from_str(&format!("internal_networks = [{internal}]")).expect("valid");
         Naming::new(&config, [bound.parse().expect("an address")])
+    }
+
+    fn directory() -> Directory {
+        Directory::new(None, Families::of([IpAddr::from([127, 0, 0, 1])].into_iter()))
     }
 
     fn invite(contact: &str, routes: &[&str]) -> SipMessage {
@@ -320,7 +339,7 @@ mod tests {
     #[tokio::test]
     async fn in_the_signalling_loop_no_name_is_looked_up() {
         let config = SipConfig::default();
-        let names = Names::new(naming("127.0.0.1", ""), Carriers::new(&config));
+        let names = Names::new(directory(), naming("127.0.0.1", ""), Carriers::new(&config));
         let localhost = SipAddr::from(HostWithPort::try_from("localhost:5060").expect("a host"));
         assert!(in_signalling(names.resolve(&localhost)).await.is_err());
         // What was found elsewhere is known there, too.
@@ -331,7 +350,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_name_leads_where_its_task_has_it() {
-        let names = Names::new(naming("127.0.0.1", ""), Carriers::new(&SipConfig::default()));
+        let names = Names::new(directory(), naming("127.0.0.1", ""), Carriers::new(&SipConfig::default()));
         let host = |name: &str| SipAddr::from(HostWithPort::try_from(name).expect("a host"));
         let (uri, address) = (Uri::try_from("sip:x@Nowhere.invalid").expect("valid"), host("192.0.2.7:5061"));
         assert!(names.resolve(&host("nowhere.invalid:5061")).await.is_err());

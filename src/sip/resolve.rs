@@ -9,8 +9,8 @@ use hickory_resolver::{
     proto::rr::{RData, RecordType},
 };
 use rsipstack::{
-    resolver::sip_resolver::{LookupSource, SrvRecord},
-    sip::Transport,
+    resolver::sip_resolver::{LookupSource, SrvRecord, Target, resolve_logic},
+    sip::{Domain, Port, Transport},
 };
 
 /// Answers for names.
@@ -56,6 +56,58 @@ pub(super) fn wanted(mut records: Vec<Naptr>) -> Vec<(Transport, String)> {
     wanted.collect()
 }
 
+/// The families of addresses that requests of ours leave from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Families {
+    v4: bool,
+    v6: bool,
+}
+
+impl Families {
+    /// Those of listeners; one at `[::]` takes both.
+    pub(super) fn of(bound: impl Iterator<Item = IpAddr>) -> Families {
+        bound.fold(Families { v4: false, v6: false }, |known, ip| match ip {
+            IpAddr::V4(_) => Families { v4: true, ..known },
+            IpAddr::V6(ip) => Families { v4: known.v4 || ip.is_unspecified(), v6: true },
+        })
+    }
+
+    fn has(self, ip: IpAddr) -> bool {
+        if ip.is_ipv4() { self.v4 } else { self.v6 }
+    }
+}
+
+/// Who finds hosts, in the order in which we reach them.
+#[derive(Clone)]
+pub(super) struct Directory {
+    pub(super) names: Arc<dyn NameSource>,
+    families: Families,
+}
+
+impl Directory {
+    /// `names`: who is asked; `None`: the system's name servers.
+    pub(super) fn new(names: Option<Arc<dyn NameSource>>, families: Families) -> Directory {
+        Directory { names: names.unwrap_or_else(|| System::open(families)), families }
+    }
+
+    /// Every address of a host, those that can be reached first, as `source` has it.
+    ///
+    /// # Errors
+    /// It has none, or nobody answers.
+    pub(super) async fn find(
+        &self,
+        source: &dyn LookupSource,
+        domain: &Domain,
+        port: Option<Port>,
+        transport: Option<Transport>,
+    ) -> Result<Vec<Target>, String> {
+        let secure = matches!(transport, Some(Transport::Tls | Transport::Wss));
+        let mut found = resolve_logic(source, domain, port, transport, secure).await?;
+        found.sort_by_key(|target| !self.families.has(target.addr.ip()));
+        Ok(found)
+    }
+}
+
 /// Another source whose SRV record stands under a name of its own, as NAPTR may have it.
 pub(super) struct At<'a> {
     pub(super) source: &'a dyn NameSource,
@@ -77,9 +129,12 @@ impl LookupSource for At<'_> {
 pub(super) struct System(Option<TokioResolver>);
 
 impl System {
-    pub(super) fn open() -> Arc<dyn NameSource> {
+    fn open(families: Families) -> Arc<dyn NameSource> {
         let resolver = TokioResolver::builder_tokio().and_then(|mut builder| {
-            builder.options_mut().ip_strategy = LookupIpStrategy::Ipv4thenIpv6;
+            builder.options_mut().ip_strategy = match families.v4 {
+                true => LookupIpStrategy::Ipv4thenIpv6,
+                false => LookupIpStrategy::Ipv6thenIpv4,
+            };
             builder.build()
         });
         if let Err(error) = &resolver {
@@ -155,6 +210,19 @@ impl NameSource for System {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_listener_at_any_address_of_version_6_reaches_both_families() {
+        let of = |bound: &[&str]| Families::of(bound.iter().map(|ip| ip.parse().expect("an address")));
+        for (bound, v4, v6) in [
+            (&["127.0.0.1"][..], true, false),
+            (&["2001:db8::1"], false, true),
+            (&["::"], true, true),
+            (&["192.0.2.1", "2001:db8::1"], true, true),
+        ] {
+            assert_eq!(of(bound), Families { v4, v6 }, "{bound:?}");
+        }
+    }
 
     #[test]
     fn a_domain_says_which_transports_it_wants_and_where() {

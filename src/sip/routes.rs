@@ -12,12 +12,12 @@
 use std::{
     collections::HashMap,
     net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use rsipstack::{
-    resolver::sip_resolver::{Target, resolve_logic},
+    resolver::sip_resolver::Target,
     sip::{Domain, Host, Param, Port, Transport, Uri},
     transport::SipAddr,
 };
@@ -26,7 +26,7 @@ use tokio::time::timeout;
 use super::{
     config,
     names::LOOK_UP,
-    resolve::{At, NameSource, System, wanted},
+    resolve::{At, Directory, wanted},
 };
 
 /// Addresses of one host that one call tries.
@@ -36,14 +36,14 @@ const MAX_FAILED: usize = 1_024;
 
 /// Where hosts are, and which of their addresses have failed.
 pub(super) struct Routes {
-    names: Arc<dyn NameSource>,
+    directory: Directory,
     failed: Mutex<HashMap<SocketAddr, Instant>>,
 }
 
 impl Routes {
-    /// `names`: who is asked for them; `None`: the system's name servers.
-    pub(super) fn new(names: Option<Arc<dyn NameSource>>) -> Routes {
-        Routes { names: names.unwrap_or_else(System::open), failed: Mutex::default() }
+    /// `directory`: who is asked for them.
+    pub(super) fn new(directory: Directory) -> Routes {
+        Routes { directory, failed: Mutex::default() }
     }
 
     /// Where a request to `uri` at a trunk of this transport may go, in the order in which it is tried; none: where the stack
@@ -66,20 +66,18 @@ impl Routes {
 
     /// Every address of a host. `transport`: `None` where the host is to say.
     async fn look_up(&self, domain: &Domain, port: Option<Port>, transport: Option<Transport>) -> Vec<Target> {
-        let names = &*self.names;
-        if let Some(transport) = transport {
-            let secure = transport == Transport::Tls;
-            return resolve_logic(names, domain, port, Some(transport), secure).await.unwrap_or_default();
+        let (directory, names) = (&self.directory, &*self.directory.names);
+        if transport.is_some() {
+            return directory.find(names, domain, port, transport).await.unwrap_or_default();
         }
         let mut found = Vec::new();
         for (transport, name) in wanted(names.lookup_naptr(&domain.to_string()).await.unwrap_or_default()) {
             let at = At { source: names, name };
-            let secure = transport == Transport::Tls;
-            found.extend(resolve_logic(&at, domain, None, Some(transport), secure).await.unwrap_or_default());
+            found.extend(directory.find(&at, domain, None, Some(transport)).await.unwrap_or_default());
         }
         if found.is_empty() {
             // Then SRV of each transport, and an address by UDP.
-            found = resolve_logic(names, domain, None, None, false).await.unwrap_or_default();
+            found = directory.find(names, domain, None, None).await.unwrap_or_default();
         }
         found
     }
@@ -126,12 +124,19 @@ impl Routes {
 
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
+    use std::{net::IpAddr, sync::Arc};
 
     use rsipstack::resolver::sip_resolver::{LookupSource, SrvRecord};
 
     use super::*;
-    use crate::{clock, sip::resolve::Naptr};
+    use crate::{
+        clock,
+        sip::resolve::{Families, NameSource, Naptr},
+    };
+
+    fn routes(names: Option<Arc<dyn NameSource>>) -> Routes {
+        Routes::new(Directory::new(names, Families::of([IpAddr::from([127, 0, 0, 1])].into_iter())))
+    }
 
     fn target(address: &str) -> Target {
         Target { addr: address.parse().expect("an address"), transport: Transport::Udp }
@@ -139,7 +144,7 @@ mod tests {
 
     #[test]
     fn addresses_that_failed_come_last_until_their_time_is_over() {
-        let (routes, now) = (Routes::new(None), clock::now());
+        let (routes, now) = (routes(None), clock::now());
         let found =
             || ["192.0.2.1:5060", "192.0.2.1:5060", "192.0.2.2:5070", "[2001:db8::1]:5060"].map(target).to_vec();
         let order = |at| -> Vec<String> {
@@ -159,7 +164,7 @@ mod tests {
 
     #[tokio::test]
     async fn addresses_and_websockets_are_left_to_the_stack() {
-        let routes = Routes::new(None);
+        let routes = routes(None);
         for uri in ["sip:x@192.0.2.1", "sip:x@carrier.example;transport=wss", "sip:x@[2001:db8::1]:5070"] {
             let uri = Uri::try_from(uri).expect("an address");
             assert_eq!(routes.of(&uri, config::Transport::Auto, clock::now()).await, []);
@@ -207,7 +212,7 @@ mod tests {
     }
 
     async fn found(zone: Zone, uri: &str, wish: config::Transport) -> Vec<String> {
-        let routes = Routes::new(Some(Arc::new(zone)));
+        let routes = routes(Some(Arc::new(zone)));
         let uri = Uri::try_from(uri).expect("an address");
         let found = routes.of(&uri, wish, clock::now()).await;
         found.iter().map(|a| format!("{} {}", a.r#type.expect("a transport"), a.addr)).collect()
@@ -242,5 +247,34 @@ mod tests {
         assert_eq!(found(plain, "sip:x@h.example", auto).await, ["TCP 192.0.2.1:5070"]);
         let bare = Zone { naptr: vec![], srv: vec![], ..zone() };
         assert_eq!(found(bare, "sip:x@h.example", auto).await, ["UDP 192.0.2.9:5060"]);
+    }
+    /// A name with an address of either family.
+    struct Both;
+
+    #[async_trait::async_trait]
+    impl LookupSource for Both {
+        async fn lookup_srv(&self, _: &str) -> Result<Vec<SrvRecord>, String> {
+            Ok(Vec::new())
+        }
+
+        async fn lookup_a_aaaa(&self, _: &str) -> Result<Vec<IpAddr>, String> {
+            Ok(vec!["192.0.2.1".parse().expect("one"), "2001:db8::1".parse().expect("one")])
+        }
+    }
+
+    #[async_trait::async_trait]
+    impl NameSource for Both {}
+
+    #[tokio::test]
+    async fn who_has_one_family_only_goes_to_addresses_of_that_first() {
+        let uri = Uri::try_from("sip:x@h.example:5070").expect("an address");
+        let (v4, v6) = ("192.0.2.1:5070", "[2001:db8::1]:5070");
+        for (bound, order) in [("::1", [v6, v4]), ("127.0.0.1", [v4, v6]), ("::", [v4, v6])] {
+            let families = Families::of([bound.parse().expect("an address")].into_iter());
+            let routes = Routes::new(Directory::new(Some(Arc::new(Both)), families));
+            let found = routes.of(&uri, config::Transport::Udp, clock::now()).await;
+            let found: Vec<_> = found.iter().map(|a| a.get_socketaddr().expect("one").to_string()).collect();
+            assert_eq!(found, order, "bound to {bound}");
+        }
     }
 }

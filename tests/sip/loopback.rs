@@ -4,12 +4,19 @@
 use std::time::Duration;
 
 use crate::support::{
-    Pair, event, hold, limited, loopback, packet, pair, pair_with, speak_until_heard, start, transfer, within,
+    Pair, event, hold, limited, loopback, packet, pair, pair_with,
+    raw::{Raw, header},
+    speak_until_heard, start, transfer, within,
 };
 use antiphon::{
     media::leg::{Codec, LegEnd, LegEvent, MediaLeg},
-    sip::{CodecName, DialError, DialRequest, Endpoint, Secret, SipConfig, SipError, TlsConfig, TrunkConfig, User},
+    sip::{
+        Beside, CodecName, DialError, DialRequest, Endpoint, IncomingCall, NameSource, RtpConfig, Secret, SipConfig,
+        SipError, TlsConfig, TrunkConfig, User,
+    },
 };
+use rsipstack::resolver::sip_resolver::{LookupSource, SrvRecord};
+use tokio::sync::mpsc;
 
 fn to(endpoint: &Endpoint) -> DialRequest {
     let port = endpoint.local_udp().expect("bound").port();
@@ -88,21 +95,81 @@ async fn endpoints_bound_to_every_address_tell_one_that_works() {
     assert_eq!(closed(&mut caller).await, LegEnd::Remote);
 }
 
+/// A host with an address of either family, at which only the second is listened to.
+struct Dual;
+
+#[async_trait::async_trait]
+impl LookupSource for Dual {
+    async fn lookup_srv(&self, _: &str) -> Result<Vec<SrvRecord>, String> {
+        Ok(Vec::new())
+    }
+
+    async fn lookup_a_aaaa(&self, name: &str) -> Result<Vec<std::net::IpAddr>, String> {
+        assert_eq!(name, "localhost");
+        Ok(vec![[127, 0, 0, 1].into(), std::net::Ipv6Addr::LOCALHOST.into()])
+    }
+}
+
+#[async_trait::async_trait]
+impl NameSource for Dual {}
+
+/// An endpoint that has no address of version 4, with `trunk` at `localhost`.
+async fn six(trunk: &str, tls: Option<TlsConfig>) -> (Endpoint, mpsc::Receiver<IncomingCall>) {
+    let at = || Some("[::1]:0".parse().expect("an address"));
+    let tls_roots = tls.as_ref().map(|tls| tls.cert.clone());
+    let trunk = (!trunk.is_empty()).then(|| toml::from_str(trunk).expect("valid"));
+    let config =
+        SipConfig { udp: at(), tcp: at(), tls, tls_roots, trunk: trunk.into_iter().collect(), ..SipConfig::default() };
+    let (sender, calls) = mpsc::channel(4);
+    let beside = Beside { names: Some(std::sync::Arc::new(Dual)), ..Beside::default() };
+    (Endpoint::start_beside(config, RtpConfig::default(), sender, beside).await.expect("starts"), calls)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_run_over_ipv6() {
-    let six = || SipConfig { udp: Some("[::1]:0".parse().expect("an address")), tcp: None, ..SipConfig::default() };
-    let (a, _) = start(six()).await;
-    let (b, mut calls) = start(six()).await;
-    let port = b.local_udp().expect("bound").port();
-    let request = DialRequest { to: format!("sip:demo@[::1]:{port}"), ..DialRequest::default() };
-    let answer = async { calls.recv().await.expect("a call").accept().await.expect("accepted") };
-    let (caller, mut called) = limited(async { tokio::join!(a.dial(request), answer) }).await;
-    let mut caller = caller.expect("answered");
-    caller.attach().await.expect("attaches");
-    called.attach().await.expect("attaches");
-    speak_until_heard(&mut caller, &mut called).await;
-    called.hang_up().await;
-    assert_eq!(closed(&mut caller).await, LegEnd::Remote);
+async fn calls_run_over_ipv6_by_every_transport() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/sip");
+    let tls = || TlsConfig {
+        bind: "[::1]:0".parse().expect("an address"),
+        cert: folder.join("test-only-cert.pem"),
+        key: folder.join("test-only-key.pem"),
+    };
+    let (b, mut calls) = six("", Some(tls())).await;
+    for (transport, at) in [("udp", b.local_udp()), ("tcp", b.local_tcp()), ("tls", b.local_tls())] {
+        let at = at.expect("bound");
+        // By its name, which has an address of version 4, too.
+        let trunk = format!(
+            "name = \"t\"\nhost = \"localhost:{}\"\ntransport = \"{transport}\"\nprefixes = [\"*\"]",
+            at.port()
+        );
+        let (a, _calls) = six(&trunk, Some(tls())).await;
+        let request = DialRequest { to: "demo".to_owned(), ..DialRequest::default() };
+        let answer = async { calls.recv().await.expect("a call").accept().await.expect("accepted") };
+        let (caller, mut called) = limited(async { tokio::join!(a.dial(request), answer) }).await;
+        let mut caller = caller.unwrap_or_else(|error| panic!("{transport}: {error}"));
+        caller.attach().await.expect("attaches");
+        called.attach().await.expect("attaches");
+        assert!(caller.remote().is_some_and(|address| address.is_ipv6()), "{transport}");
+        speak_until_heard(&mut caller, &mut called).await;
+        hold(&mut called, true).await.expect("requests go back the same way");
+        called.hang_up().await;
+        assert_eq!(closed(&mut caller).await, LegEnd::Remote);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_trunk_is_registered_with_over_ipv6() {
+    let mut registrar = Raw::new("[::1]:9".parse().expect("an address"), "registrar").await;
+    let port = registrar.uri().rsplit(':').next().expect("a port").to_owned();
+    let trunk = format!(
+        "name = \"t\"\nhost = \"localhost:{port}\"\nregister = true\nusername = \"a\"\npassword = \"b\"\n\
+         prefixes = [\"*\"]"
+    );
+    let (endpoint, _calls) = six(&trunk, None).await;
+    registrar.target = endpoint.local_udp().expect("bound");
+    let register = registrar.next("REGISTER").await;
+    assert!(header(&register, "Contact").is_some_and(|contact| contact.contains("@[::1]:")), "{register}");
+    registrar.answer(&register, "200 OK", "Expires: 600\r\n").await;
+    within("the registration", || endpoint.trunks()[0].registered == Some(true)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -315,11 +382,13 @@ async fn calls_go_out_over_tls_to_whom_the_configured_authority_vouches_for() {
     assert_eq!(closed(&mut caller).await, LegEnd::Remote);
 
     // Nobody vouches for a certificate that the system's authorities have not signed.
-    let (stranger, _) = start(SipConfig { trunk: vec![trunk], ..loopback() }).await;
-    // The stack tries again as long as it may ring, so it may not ring for long.
-    let request = DialRequest { timeout: Some(Duration::from_secs(1)), ..request };
-    let refused = limited(stranger.dial(request)).await;
-    assert!(refused.is_err(), "an unknown certificate is not trusted");
+    let watched = TrunkConfig { options_s: 1, ..trunk };
+    let (stranger, _) = start(SipConfig { trunk: vec![watched], ..loopback() }).await;
+    let refused = limited(stranger.dial(request)).await.expect_err("an unknown certificate is not trusted");
+    assert!(refused.to_string().contains("certificate"), "who looks for the mistake is told of it: {refused}");
+    within("the host to be down", || stranger.trunks()[0].targets[0].up == Some(false)).await;
+    let target = stranger.trunks()[0].targets[0].clone();
+    assert!(target.error.as_ref().is_some_and(|error| error.contains("certificate")), "{target:?}");
     assert!(calls.try_recv().is_err());
     // A file without a certificate is a mistake of the configuration.
     let (sender, _receiver) = tokio::sync::mpsc::channel(1);

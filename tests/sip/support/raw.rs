@@ -34,7 +34,8 @@ pub(crate) struct Raw {
 
 impl Raw {
     pub(crate) async fn new(target: SocketAddr, call_id: &str) -> Raw {
-        let socket = UdpSocket::bind("127.0.0.1:0").await.expect("binds");
+        let any = if target.is_ipv6() { "[::1]:0" } else { "127.0.0.1:0" };
+        let socket = UdpSocket::bind(any).await.expect("binds");
         let local = socket.local_addr().expect("bound").to_string();
         let contact = format!("sip:demo@{target}");
         Raw {
