@@ -68,6 +68,15 @@ fn explain(config: &SipConfig, from: &str, to: &str, trunk: Option<String>) -> R
     }
     for (n, target) in call.targets.iter().enumerate() {
         println!("{} {target}", if n == 0 { "INVITE    " } else { "then      " });
+        if call.transport_asked {
+            let ways = super::block_on(async { Ok(sip::ways(config, &call, target, None).await) })?;
+            if ways.is_empty() {
+                println!("           by no way: the host has no address that can be found");
+            }
+            for (transport, address) in ways {
+                println!("           by {transport} at {address}");
+            }
+        }
     }
     match &call.from {
         Some(from) => println!("From       <{from}>"),
@@ -76,7 +85,8 @@ fn explain(config: &SipConfig, from: &str, to: &str, trunk: Option<String>) -> R
     for header in &call.headers {
         println!("           {header}");
     }
-    println!("codecs     {}{}", call.codecs.join(", "), if call.srtp { ", encrypted only (SDES)" } else { "" });
+    let keys = call.srtp.map(|keys| format!(", encrypted only ({keys})")).unwrap_or_default();
+    println!("codecs     {}{}", call.codecs.join(", "), keys);
     if let Some((calls, per_minute, minutes)) = call.limits {
         let limit = |n: usize| if n == 0 { "any number of".to_owned() } else { n.to_string() };
         let minutes = usize::try_from(minutes).unwrap_or(usize::MAX);

@@ -99,7 +99,7 @@ pub use self::{
     dialplan::DialRequest,
     early::Provisional,
     endpoint::Endpoint,
-    explain::{Explanation, addresses, explain, probe},
+    explain::{Explanation, addresses, explain, probe, ways},
     fuzz::fuzz,
     incoming::IncomingCall,
     neighbours::{Addresses, Admission, Beside, Neighbours},
