@@ -430,6 +430,8 @@ impl Relay {
                 Some(ToAgent::Transfer { accepted: false, reason: Some(reason.clone()) })
             }
             CallEvent::Transferred(Ok(())) => info("transferred", None, Value::Null),
+            CallEvent::TransferProgress(status) => info("transferProgress", None, json!({"status": status})),
+            CallEvent::PeerCause(cause) => info("peerCause", None, json!(cause)),
             CallEvent::HandedOver(with) => info("handedOver", None, json!({"to": with})),
             CallEvent::TransferFailed(reason) => {
                 Some(ToAgent::Error { description: format!("the transfer failed, the caller is still here: {reason}") })
@@ -451,6 +453,7 @@ impl Relay {
             | CallEvent::Handoff(_)
             | CallEvent::TurnStarted { .. }
             | CallEvent::Message { .. }
+            | CallEvent::Missed(_)
             | CallEvent::Ended(_) => None,
         }
     }

@@ -285,9 +285,10 @@ impl App {
         let webrtc = crate::webrtc::Gateway::start_at(config.webrtc.clone(), &place).await?;
         let room = Room::new(calls.clone(), engine.clone(), fallback.clone(), nodes.clone());
         let (incoming, ringing) = mpsc::channel(RINGING);
+        let (refused, told_refused) = mpsc::channel(RINGING);
         let sip = if config.sip.udp.is_some() || config.sip.tcp.is_some() || config.sip.tls.is_some() {
             let neighbours = Some(Arc::new(room.clone()) as _);
-            let beside = Beside { place: place.clone(), neighbours, names: None };
+            let beside = Beside { place: place.clone(), neighbours, names: None, refused: Some(refused) };
             Some(Arc::new(Endpoint::start_beside(config.sip.clone(), config.rtp, incoming, beside).await?))
         } else {
             None
@@ -333,6 +334,7 @@ impl App {
         let (stop, stopped) = watch::channel(false);
         tokio::spawn(phrases::render(gateway.engine.clone(), told_phrases, stop.subscribe()));
         tokio::spawn(gateway::answer(gateway.clone(), ringing));
+        tokio::spawn(gateway::refused(gateway.clone(), told_refused));
         if let Some(keeper) = keeper {
             tokio::spawn(keeper.keep(stop.subscribe()));
         }

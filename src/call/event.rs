@@ -13,7 +13,7 @@ use super::bridge::{BridgeState, Speaker};
 use super::{CallId, TurnId};
 use crate::hear::TurnEvent;
 use crate::media::answer::Answerer;
-use crate::media::leg::LegEnd;
+use crate::media::leg::{LegEnd, PeerCause};
 use crate::turn::VoiceStages;
 
 /// Which side began a call.
@@ -106,6 +106,28 @@ impl Dialling {
     /// Whether the call came to nothing.
     pub fn is_over(&self) -> bool {
         !matches!(self, Dialling::Trying | Dialling::Ringing { .. } | Dialling::EarlyMedia { .. } | Dialling::Answered)
+    }
+}
+
+/// A call that came and was never live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missed {
+    /// Name of the trunk that it came by.
+    pub trunk: Option<String>,
+    /// The SIP status that it ended with: 487 where the caller gave it up.
+    pub status: u16,
+    /// Why, for people.
+    pub reason: String,
+    /// The caller gave it up; else the gateway refused it.
+    pub by_peer: bool,
+    /// What the caller said of that.
+    pub cause: Option<PeerCause>,
+}
+
+impl Missed {
+    /// What became of it, as records say: `cancelled` or `refused`.
+    pub fn label(&self) -> &'static str {
+        if self.by_peer { "cancelled" } else { "refused" }
     }
 }
 
@@ -265,6 +287,8 @@ pub enum CallEvent {
     Transferred(Result<(), String>),
     /// A transfer that the peer had taken on came to nothing; the call goes on.
     TransferFailed(String),
+    /// How far the peer is with a transfer that it has taken on: the SIP status of its target.
+    TransferProgress(u16),
     /// The peer handed the call over, or another party was sent in its place: this one. The call goes on with it.
     HandedOver(String),
     /// What becomes of a bridge to a human.
@@ -283,6 +307,10 @@ pub enum CallEvent {
         /// BCP 47 language; empty where it is not known.
         lang: String,
     },
+    /// A call of a trunk or an account came and was never live; its only event.
+    Missed(Missed),
+    /// Why the peer ends the call, or has refused it. What ended follows.
+    PeerCause(PeerCause),
     /// The call is over; nothing follows.
     Ended(EndReason),
 }
@@ -496,6 +524,8 @@ impl TurnHow {
 pub enum EndReason {
     /// The peer hung up.
     Remote,
+    /// The caller gave up before the call was answered, while it heard what is said before.
+    Cancelled,
     /// The agent or the API hung up.
     HungUp,
     /// The peer was handed over to somebody else.
@@ -521,6 +551,7 @@ impl EndReason {
     pub fn label(self) -> &'static str {
         match self {
             EndReason::Remote => "remote",
+            EndReason::Cancelled => "cancelled",
             EndReason::HungUp => "hung_up",
             EndReason::Transferred => "transferred",
             EndReason::Lost => "lost",

@@ -12,7 +12,7 @@ use super::handle::CallMeta;
 use super::messages::{self, Messages};
 use super::settings::CallConfig;
 use super::{CallEvent, CallId, EndReason};
-use crate::media::leg::{Arrivals, Codec};
+use crate::media::leg::{Arrivals, Codec, PeerCause};
 use crate::media::quality;
 
 /// Events a slow listener may be behind before it loses the oldest.
@@ -41,6 +41,9 @@ pub struct CallInfo {
     pub state: &'static str,
     /// Why it ended.
     pub end_reason: Option<EndReason>,
+    /// Why the peer ended it, where it said so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer_cause: Option<PeerCause>,
     /// Unix time of its beginning in milliseconds.
     pub started_ms: u64,
     /// How long it has lasted, in milliseconds.
@@ -328,6 +331,8 @@ pub(super) struct Shared {
 struct Ending {
     asked: OnceLock<EndReason>,
     wanted: Notify,
+    /// What the peer says of why it ends it.
+    said: OnceLock<PeerCause>,
     /// Why it ended, and how long it had lasted.
     over: OnceLock<(EndReason, Duration)>,
     ended: Notify,
@@ -399,6 +404,12 @@ impl Shared {
         self.ending.wanted.notified().await;
     }
 
+    /// The peer says why it ends the call.
+    pub(super) fn set_peer_cause(&self, cause: PeerCause) {
+        // There is one only.
+        let _ = self.ending.said.set(cause);
+    }
+
     pub(super) fn set_ended(&self, reason: EndReason, after: Duration) {
         let _ = self.ending.over.set((reason, after));
         self.ending.ended.notify_waiters();
@@ -437,6 +448,7 @@ impl Shared {
                 None => "connecting",
             },
             end_reason: ended.map(|(reason, _)| *reason),
+            peer_cause: self.ending.said.get().cloned(),
             started_ms: self.started_wall.as_millis() as u64,
             duration_ms: duration.as_millis() as u64,
             speaking: stats.speaking.load(Relaxed),

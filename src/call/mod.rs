@@ -35,7 +35,8 @@ mod witness;
 
 pub use bridge::{BridgeMode, BridgeRequest, BridgeState, Speaker};
 pub use event::{
-    BargeInOutcome, CallEvent, Cause, Dialling, Direction, EndReason, EventKind, Heard, Precision, Stages, TurnHow,
+    BargeInOutcome, CallEvent, Cause, Dialling, Direction, EndReason, EventKind, Heard, Missed, Precision, Stages,
+    TurnHow,
 };
 pub use handle::{CallHandle, CallMeta, PlayRequest, SpeakError, Style, TextDelta, TurnRequest};
 pub use info::{CallInfo, MediaFrame, MediaTap, TapDirection};

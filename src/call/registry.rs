@@ -274,6 +274,16 @@ impl Calls {
         let _ = self.0.events.send((meta.id.clone(), CallEvent::Dialling(state)));
     }
 
+    /// Tells of a call that is not live, or never was.
+    pub fn tell(&self, meta: &CallMeta, event: CallEvent) {
+        tracing::debug!(call = %meta.id, ?event, "call");
+        if let Some(witness) = self.0.witness.get() {
+            witness.happened(meta, &event);
+        }
+        // overflow: as above
+        let _ = self.0.events.send((meta.id.clone(), event));
+    }
+
     /// Events of all calls, for monitoring. A listener that falls behind loses the oldest.
     pub fn events(&self) -> broadcast::Receiver<(CallId, CallEvent)> {
         self.0.events.subscribe()

@@ -10,6 +10,7 @@
 pub mod bridge;
 pub mod dialers;
 mod error;
+mod missed;
 pub mod outgoing;
 pub mod recent;
 pub mod rights;
@@ -25,6 +26,7 @@ use std::time::Duration;
 
 pub use error::GatewayError;
 use metrics_exporter_prometheus::PrometheusHandle;
+pub use missed::refused;
 pub use room::Room;
 pub use setup::{Admission, CallRequest, Detection, Dispatcher, answer};
 pub use speech::WithFallback;

@@ -16,7 +16,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::bridge::Bridge;
 use super::dialers::{self, Dialer};
 use super::{Admission, CallRequest, Detection, Gateway, GatewayError};
-use crate::call::{CallHandle, CallId, CallMeta, Dialling, Direction, EndReason};
+use crate::call::{CallEvent, CallHandle, CallId, CallMeta, Dialling, Direction, EndReason};
 use crate::clock;
 use crate::sip::{DialError, DialRequest, Endpoint, Provisional};
 
@@ -211,6 +211,9 @@ impl Gateway {
             gateway.outgoing.0.remove(&ringing.meta.id);
             let outcome = outcome.and_then(|call| unless_given_up(call, &ringing));
             if let Err(error) = &outcome {
+                if let GatewayError::Dial(DialError::Declined { cause: Some(cause), .. }) = error {
+                    gateway.calls.tell(&ringing.meta, CallEvent::PeerCause(cause.clone()));
+                }
                 gateway.dialling(&ringing, how(error));
             }
             if let (Ok(call), Some(lease)) = (&outcome, lease) {
@@ -340,7 +343,7 @@ fn how(error: &GatewayError) -> Dialling {
     match error {
         GatewayError::Cancelled => Dialling::Cancelled,
         GatewayError::Dial(DialError::NoAnswer) => Dialling::NoAnswer { status: None },
-        GatewayError::Dial(DialError::Declined { status, reason }) => match *status {
+        GatewayError::Dial(DialError::Declined { status, reason, .. }) => match *status {
             status @ (486 | 600) => Dialling::Busy { status },
             status @ (408 | 480) => Dialling::NoAnswer { status: Some(status) },
             status => Dialling::Refused { status, reason: reason.clone() },
@@ -355,7 +358,9 @@ mod tests {
 
     #[test]
     fn the_status_of_the_called_side_says_what_became_of_the_call() {
-        let declined = |status| how(&GatewayError::Dial(DialError::Declined { status, reason: "No".to_owned() }));
+        let reason = "No".to_owned();
+        let declined =
+            |status| how(&GatewayError::Dial(DialError::Declined { status, reason: reason.clone(), cause: None }));
         for (status, label) in [(486, "busy"), (600, "busy"), (480, "noAnswer"), (408, "noAnswer"), (603, "refused")] {
             let told = declined(status);
             assert_eq!((told.label(), told.status(), told.is_over()), (label, Some(status), true));

@@ -10,11 +10,12 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
+use super::missed::{Came, unanswered};
 use super::tenants::Lease;
 use super::{Gateway, GatewayError, WithFallback};
 use crate::agent::config::Agent;
 use crate::call::{
-    Arriving, CallEvent, CallHandle, CallId, CallMeta, Direction, SpeakError, Style, TextDelta, TurnHow, TurnId,
+    Arriving, CallEvent, CallHandle, CallId, CallMeta, Direction, Missed, SpeakError, Style, TextDelta, TurnHow, TurnId,
 };
 use crate::cluster::Nodes;
 use crate::fault;
@@ -333,6 +334,12 @@ pub async fn answer(gateway: Gateway, mut ringing: mpsc::Receiver<IncomingCall>)
 }
 
 async fn answer_one(gateway: Gateway, call: IncomingCall) {
+    let (came, farewell) = (Came::of(&call), call.farewell());
+    let miss = |gateway: &Gateway, missed: Missed| {
+        if let Some(came) = came.clone() {
+            gateway.missed(came, Missed { cause: farewell(), ..missed });
+        }
+    };
     // The user part names the agent where there is one of that name; all other calls get the default.
     let agent = gateway.agents.find(&call.user).map(|_| call.user.clone());
     let admission = gateway.admit(CallRequest {
@@ -349,10 +356,17 @@ async fn answer_one(gateway: Gateway, call: IncomingCall) {
             if let GatewayError::NoAgent(agent) = &error {
                 tracing::warn!(%agent, "no such agent; check [sip] agent");
             }
-            return match error.retry_after() {
-                Some(after) => call.reject_for(after, &error.to_string()),
-                None => call.reject(404, "No such agent"),
+            let (status, reason) = match error.retry_after() {
+                Some(after) => {
+                    call.reject_for(after, &error.to_string());
+                    (503, error.to_string())
+                }
+                None => {
+                    call.reject(404, "No such agent");
+                    (404, "No such agent".to_owned())
+                }
             };
+            return miss(&gateway, Missed { trunk: None, status, reason, by_peer: false, cause: None });
         }
     };
     let (admission, call) = match gateway.announce(admission, call).await {
@@ -362,7 +376,10 @@ async fn answer_one(gateway: Gateway, call: IncomingCall) {
     let id = admission.id().clone();
     let trusted = call.trusted;
     match call.accept_with(&[("X-Antiphon-Call", id.as_str())]).await {
-        Err(error) => tracing::info!(%error, "a call was not answered"),
+        Err(error) => {
+            tracing::info!(%error, "a call was not answered");
+            miss(&gateway, unanswered(&error));
+        }
         Ok(mut leg) => {
             // An INVITE may be forged, its ACK may not: for who nothing is known of, no agent is dialled before.
             let acknowledged = if trusted { Ok(()) } else { leg.acknowledged().await };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use serde::Serialize;
 
 /// What is spoken on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -142,6 +143,17 @@ impl Arrivals {
     }
 }
 
+/// Why a call ends or came to nothing, as the signalling of its peer says (`Reason`, RFC 3326).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PeerCause {
+    /// Cause of ITU-T Q.850, 1 to 127: 16 is normal clearing, 17 busy, 34 no circuit.
+    pub q850: Option<u8>,
+    /// SIP status, 100 to 699.
+    pub sip: Option<u16>,
+    /// For people, as the peer wrote it: of the first of both that has one.
+    pub text: Option<String>,
+}
+
 /// What happened on a leg.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LegEvent {
@@ -180,9 +192,13 @@ pub enum LegEvent {
     TransferAnswered(Result<(), String>),
     /// What became of a transfer that the peer had taken on.
     TransferEnded(Result<(), String>),
+    /// How far the peer is with a transfer that it has taken on: the SIP status that its target answers with.
+    TransferProgress(u16),
     /// Another party took the peer's place: the peer handed the call over to it (SIP REFER), or it was sent here (INVITE with
     /// Replaces). Its address.
     Moved(String),
+    /// Why the peer ends the call. [`LegEvent::Closed`] follows.
+    Cause(PeerCause),
     /// The leg is over; nothing follows.
     Closed(LegEnd),
 }

@@ -219,6 +219,8 @@ impl SipLeg {
             }
             Some(Signal::TransferAnswered(outcome)) => self.events.push_back(LegEvent::TransferAnswered(outcome)),
             Some(Signal::TransferEnded(outcome)) => self.events.push_back(LegEvent::TransferEnded(outcome)),
+            Some(Signal::TransferProgress(status)) => self.events.push_back(LegEvent::TransferProgress(status)),
+            Some(Signal::Cause(cause)) => self.events.push_back(LegEvent::Cause(cause)),
             Some(Signal::Closed(end)) => self.close(end),
             // The session task is gone without a word: the endpoint was dropped.
             None => self.close(LegEnd::Failed),

@@ -131,6 +131,11 @@ impl Entry {
         self
     }
 
+    /// A call that came and was never live: no usage.
+    pub(super) fn is_missed(&self) -> bool {
+        self.direction == "inbound" && matches!(self.cause.as_deref(), Some("refused" | "cancelled"))
+    }
+
     /// Time from answer to end.
     pub(super) fn call_ms(&self) -> i64 {
         let talked = self.ended_ms.zip(self.answered_ms).map_or(0, |(ended, answered)| ended - answered);

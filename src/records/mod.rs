@@ -289,6 +289,15 @@ impl Witness for Records {
     }
 
     fn happened(&self, call: &CallMeta, event: &CallEvent) {
+        if let CallEvent::Missed(missed) = event {
+            if self.0.config.enabled {
+                let now = clock::wall();
+                let mut draft = Draft::new(call, now);
+                draft.missed(missed, now);
+                self.write(&draft);
+            }
+            return;
+        }
         let Some(mut draft) = self.0.drafts.get_mut(&call.id) else { return };
         if draft.happened(event, clock::wall(), self.0.config.text) {
             self.write(&draft);

@@ -363,7 +363,7 @@ async fn put(transaction: &Transaction<'_>, entries: Vec<Entry>, holder: &str, d
         match known.get(id) {
             Some((true, _, counted, _)) => of[2] += entry.call_ms() - counted,
             _ => {
-                of[usize::from(entry.direction != "inbound")] += 1;
+                of[usize::from(entry.direction != "inbound")] += i64::from(!entry.is_missed());
                 of[2] += entry.call_ms();
             }
         }

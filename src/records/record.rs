@@ -6,8 +6,10 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::call::{
-    BridgeMode, BridgeState, CallEvent, CallId, CallInfo, CallMeta, Dialling, Direction, EndReason, TurnId,
+    BridgeMode, BridgeState, CallEvent, CallId, CallInfo, CallMeta, Dialling, Direction, EndReason, Missed, TurnId,
 };
+use crate::media::answer::Answerer;
+use crate::media::leg::PeerCause;
 
 /// Turns, and words of the caller, that one record keeps; of longer calls the latest.
 const KEPT: usize = 500;
@@ -39,8 +41,12 @@ pub(super) struct Record {
     pub(super) ended_by: Option<&'static str>,
     /// Who called, as a trunk says: see `X-Antiphon-` in [`crate::sip::IncomingCall::headers`].
     pub(super) identity: Option<Identity>,
-    /// The final SIP status of an outbound call.
+    /// The final SIP status of the INVITE: ours, where the call came.
     pub(super) sip: Option<Sip>,
+    /// Why the peer ended or refused it, where its signalling said so (RFC 3326).
+    pub(super) peer_cause: Option<PeerCause>,
+    /// Who answered an outbound call, where that was asked.
+    pub(super) answered_by: Option<Answerer>,
     pub(super) handoff_data: Option<String>,
     /// Humans who were called for the caller; of a human's own call: the caller's.
     pub(super) bridges: VecDeque<Bridge>,
@@ -185,6 +191,8 @@ impl Draft {
             ended_by: None,
             identity: Identity::of(meta),
             sip: None,
+            peer_cause: None,
+            answered_by: None,
             handoff_data: None,
             bridges: VecDeque::new(),
             turns: VecDeque::new(),
@@ -232,12 +240,25 @@ impl Draft {
         self.0.trunk = self.0.trunk.take().or_else(|| call.trunk.clone());
     }
 
+    /// A call that came and was never live.
+    pub(super) fn missed(&mut self, missed: &Missed, now: Duration) {
+        let record = &mut self.0;
+        record.leg = Some("sip".into());
+        (record.trunk, record.peer_cause) = (missed.trunk.clone(), missed.cause.clone());
+        record.sip = Some(Sip { status: missed.status, reason: Some(missed.reason.clone()) });
+        record.ended_by = Some(if missed.by_peer { "peer" } else { "gateway" });
+        self.close(missed.label().to_owned(), now);
+    }
+
     /// `true` when the record is to be written now. `text`: what is said is kept.
     pub(super) fn happened(&mut self, event: &CallEvent, now: Duration, text: bool) -> bool {
         let record = &mut self.0;
         match event {
             CallEvent::Connected => {
                 record.answered_ms = Some(ms(now));
+                if record.direction == Direction::Inbound && record.leg.as_deref() == Some("sip") {
+                    record.sip = Some(Sip { status: 200, reason: None });
+                }
                 return true;
             }
             CallEvent::TurnStarted { turn } => {
@@ -282,6 +303,8 @@ impl Draft {
             }
             CallEvent::Digit(_) => record.digits += 1,
             CallEvent::Bridge { with, state } => self.bridged(with.as_ref(), state, now),
+            CallEvent::AnsweredBy(by) => record.answered_by = Some(*by),
+            CallEvent::PeerCause(cause) => record.peer_cause = Some(cause.clone()),
             CallEvent::Handoff(data) => record.handoff_data = Some(data.clone()),
             _ => {}
         }
@@ -316,9 +339,17 @@ impl Draft {
     pub(super) fn ended(&mut self, call: &CallInfo, now: Duration) {
         let reason = call.end_reason.unwrap_or(EndReason::Failed);
         self.0.ended_by = Some(match reason {
-            EndReason::Remote | EndReason::Transferred | EndReason::Lost => "peer",
+            EndReason::Remote | EndReason::Cancelled | EndReason::Transferred | EndReason::Lost => "peer",
             _ => "gateway",
         });
+        if self.0.direction == Direction::Inbound && self.0.leg.as_deref() == Some("sip") && self.0.sip.is_none() {
+            self.0.sip = match reason {
+                EndReason::Cancelled => Some(Sip { status: 487, reason: None }),
+                // It hung up in the moment of its ACK.
+                EndReason::Remote => Some(Sip { status: 200, reason: None }),
+                _ => None,
+            };
+        }
         self.media(call);
         self.close(reason.label().to_owned(), now);
     }

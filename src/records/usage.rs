@@ -164,7 +164,7 @@ pub(super) struct OfTenant {
     pub(super) figures: [i64; 6],
 }
 
-/// Adds the calls of the records that `which` (SQL) finds, as ended at `ended` (SQL).
+/// Adds the calls (of those that came not the missed) of the records that `which` (SQL) finds, as ended at `ended` (SQL).
 pub(super) fn count_calls(
     db: &Connection,
     ended: &str,
@@ -173,7 +173,8 @@ pub(super) fn count_calls(
 ) -> rusqlite::Result<()> {
     let query = format!(
         "INSERT INTO usage (day, tenant, inbound_calls, outbound_calls, call_ms)
-         SELECT date({ended} / 1000, 'unixepoch'), tenant, SUM(direction = 'inbound'), SUM(direction <> 'inbound'),
+         SELECT date({ended} / 1000, 'unixepoch'), tenant, SUM(direction = 'inbound' AND COALESCE(json_extract(body, '$.cause'), '') NOT IN ('refused', 'cancelled')),
+                SUM(direction <> 'inbound'),
                 SUM(COALESCE(MAX({ended} - json_extract(body, '$.answeredMs'), 0), 0))
          FROM record WHERE {which} GROUP BY 1, 2
          ON CONFLICT (day, tenant) DO UPDATE SET

@@ -12,7 +12,7 @@ use tracing::debug;
 use crate::{clock, media::sip::dtls::Identity};
 
 /// Methods we take, as `Allow` says.
-const ALLOW: &str = "INVITE, ACK, CANCEL, BYE, OPTIONS, INFO, UPDATE, NOTIFY, REFER";
+const ALLOW: &str = "INVITE, ACK, CANCEL, BYE, OPTIONS, INFO, UPDATE, PRACK, NOTIFY, REFER";
 
 /// What a request of the peer is answered with.
 #[derive(Debug)]

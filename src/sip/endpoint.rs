@@ -30,6 +30,7 @@ use tracing::{debug, info};
 use super::{
     DialError, DialRequest, IncomingCall, RtpConfig, SipConfig, SipError,
     auth::Authenticator,
+    cause::Farewells,
     dialplan,
     door::Door,
     early::Provisional,
@@ -132,6 +133,7 @@ impl Endpoint {
         let addresses = bound.all().map(|address| address.ip());
         let parked = Parked::new(rand::random());
         let (naming, carriers) = (Naming::new(&config, addresses), Carriers::new(&config));
+        let farewells = Farewells::default();
         let families = Families::of(bound.all().map(|address| address.ip()));
         let directory = Directory::new(beside.names.clone(), families);
         let stack = EndpointBuilder::new()
@@ -139,7 +141,11 @@ impl Endpoint {
             .with_user_agent(AGENT)
             .with_cancel_token(closed.clone())
             .with_transport_inspector(Box::new(parked.clone()))
-            .with_inspector(Box::new(Inspector { naming: naming.clone(), carriers: carriers.clone() }))
+            .with_inspector(Box::new(Inspector {
+                naming: naming.clone(),
+                carriers: carriers.clone(),
+                farewells: farewells.clone(),
+            }))
             .build();
         if config.tls_roots.is_some() || config.trunk.iter().any(|t| t.transport.may_be_tls()) {
             tls::install_provider();
@@ -164,7 +170,7 @@ impl Endpoint {
                 routes: Routes::new(directory),
             },
             incoming,
-            calls: Calls::default(),
+            calls: Calls { farewells, ..Calls::default() },
             here: Here { bound, media_bind, public_ip: config.public_ip, public_ips: config.public_ips.clone() },
             life,
             reliable: Pending::default(),

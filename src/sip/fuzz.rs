@@ -13,9 +13,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     auth::{Authenticator, Claim},
-    body, challenge,
+    body,
+    cause::{self, Farewell},
+    challenge,
     config::{DigestName, Secret, SipConfig, User},
-    incoming::incoming,
+    incoming::{Ends, incoming, parties},
     names::Naming,
     refer, referred,
     reliable::Wish,
@@ -61,10 +63,12 @@ fn asked(request: &Request, from: SocketAddr) {
     for header in request.headers.iter() {
         let _ = replaces::read(header.value());
     }
-    for trunk in [false, true] {
+    for trunk in [None, Some("trunk".to_owned())] {
         let (commands, _unread) = mpsc::channel(1);
-        let _ = incoming(request, from, trunk, None, Vec::new(), commands, CancellationToken::new());
+        let ends = Ends { commands, gone: CancellationToken::new(), farewell: Farewell::default() };
+        let _ = incoming(request, from, trunk, None, Vec::new(), ends);
     }
+    let _ = (cause::named(&request.headers), parties(request));
     let users = [User { username: "alice".to_owned(), password: Secret::new("wonderland") }];
     let digests = [DigestName::Sha512_256, DigestName::Sha256, DigestName::Md5];
     let guard = Authenticator::new("here", &users, &digests, [7; 32], now);

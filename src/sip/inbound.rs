@@ -25,7 +25,7 @@ use super::{
     auth::{Claim, Proof, Read},
     body,
     config::Srtp,
-    incoming::incoming,
+    incoming::{Ends, incoming},
     neighbours::Admission,
     places::{FULL, HalfOpen, Place, Standing},
     reliable::Wish,
@@ -54,7 +54,7 @@ pub(super) async fn receive(shared: &Arc<Shared>, mut tx: Transaction) {
     let admitted = match admit(shared, &tx, source) {
         Ok(admitted) => admitted,
         Err(refusal) => {
-            tell(source, &refusal.status);
+            tell(shared, &tx.original, source, &refusal.status);
             body::reply(&mut tx, refusal.status, refusal.headers).await;
             return;
         }
@@ -78,7 +78,11 @@ pub(super) async fn receive(shared: &Arc<Shared>, mut tx: Transaction) {
 
     let (commands, receiver) = mpsc::channel(4);
     let gone = CancellationToken::new();
-    let mut call = incoming(&request, source, standing == Standing::Trunk, account, offered, commands, gone.clone());
+    let id = dialog.id();
+    let farewell = shared.calls.farewells.enter(&id.call_id, &id.remote_tag);
+    let trunk = shared.trunk_at(source.ip()).map(|trunk| trunk.name.clone());
+    let ends = Ends { commands, gone: gone.clone(), farewell: farewell.said().clone() };
+    let mut call = incoming(&request, source, trunk, account, offered, ends);
     call.trusted = peer.trusted;
     info!(call_id = %call.call_id, from = %call.from, to = %call.to, %source, "incoming call");
     let taken = match replaced {
@@ -97,8 +101,22 @@ pub(super) async fn receive(shared: &Arc<Shared>, mut tx: Transaction) {
     let shared = shared.clone();
     let tasks = shared.life.tasks.clone();
     let sound = None;
-    let ringing =
-        Ringing { shared, dialog, states, responses, offer, policy, slot, peer, party, gone, wish, timer, sound };
+    let ringing = Ringing {
+        shared,
+        dialog,
+        states,
+        responses,
+        offer,
+        policy,
+        slot,
+        peer,
+        party,
+        gone,
+        farewell,
+        wish,
+        timer,
+        sound,
+    };
     tasks.spawn(ringing.run(receiver, taken));
 
     // Sends 100 and drives the transaction until ACK, CANCEL or timeout.
@@ -165,7 +183,7 @@ pub(super) fn judge(shared: &Shared, request: &Request, source: SocketAddr) -> O
     match request.method {
         Method::Invite if Stateless::is_full(&shared.stack) => Some(Refused::later(FULL).into()),
         Method::Invite => vet(shared, request, source).err().map(|refused| {
-            tell(source, &refused.status);
+            tell(shared, request, source, &refused.status);
             refused.into()
         }),
         Method::Options => {
@@ -188,10 +206,16 @@ pub(super) fn judge(shared: &Shared, request: &Request, source: SocketAddr) -> O
     }
 }
 
-fn tell(source: SocketAddr, status: &StatusCode) {
+fn tell(shared: &Shared, request: &Request, source: SocketAddr, status: &StatusCode) {
     static LINES: Sparse = Sparse::new();
-    if let Some(missed) = LINES.admit(clock::now()) {
+    let now = clock::now();
+    if let Some(missed) = LINES.admit(now) {
         info!(%source, %status, missed, "INVITE refused");
+    }
+    let Some((trunk, told)) = shared.trunk_at(source.ip()).zip(shared.beside.refused.as_ref()) else { return };
+    if let Some(call) = shared.calls.refusals.of(now, request, &trunk.name, status) {
+        // overflow: drops: no more of them come than one a second for long
+        told.try_send(call).ok();
     }
 }
 

@@ -9,8 +9,11 @@ use rsipstack::sip::{
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use super::{SipError, identity};
-use crate::media::{leg::Codec, sip::SipLeg};
+use super::{SipError, cause::Farewell, identity};
+use crate::media::{
+    leg::{Codec, PeerCause},
+    sip::SipLeg,
+};
 
 /// Headers handed to the application at most, and their length.
 const MAX_HEADERS: usize = 64;
@@ -28,6 +31,8 @@ pub struct IncomingCall {
     pub call_id: String,
     /// Where the INVITE came from.
     pub source: SocketAddr,
+    /// Name of the trunk that it comes by.
+    pub trunk: Option<String>,
     /// Digest user, when `[sip] users` is set.
     pub account: Option<String>,
     /// Whether it is a trunk's or of an account. What nothing has proven may be forged until its ACK is here.
@@ -38,8 +43,16 @@ pub struct IncomingCall {
     pub headers: BTreeMap<String, String>,
     /// Codecs offered, the caller's favourite first; empty for an INVITE without an offer.
     pub offered: Vec<Codec>,
-    commands: mpsc::Sender<Command>,
-    gone: CancellationToken,
+    ends: Ends,
+}
+
+/// The application's ends of what connects it with the call's task.
+pub(super) struct Ends {
+    pub(super) commands: mpsc::Sender<Command>,
+    /// It rings no longer.
+    pub(super) gone: CancellationToken,
+    /// What the caller says when it gives up.
+    pub(super) farewell: Farewell,
 }
 
 pub(super) enum Command {
@@ -63,7 +76,7 @@ impl IncomingCall {
     /// Sends 180.
     pub fn ringing(&self) {
         // overflow: drops: it is full only while an earlier command is under way
-        self.commands.try_send(Command::Ringing).ok();
+        self.ends.commands.try_send(Command::Ringing).ok();
     }
 
     /// Sends 183 with a description, and gives the leg by which the caller hears what is said before the answer. It says
@@ -76,7 +89,7 @@ impl IncomingCall {
     pub async fn sound(&self, headers: &[(&str, &str)]) -> Result<SipLeg, SipError> {
         let (reply, leg) = oneshot::channel();
         // overflow: awaited
-        self.commands.send(Command::Sound(owned(headers), reply)).await.map_err(|_| SipError::Cancelled)?;
+        self.ends.commands.send(Command::Sound(owned(headers), reply)).await.map_err(|_| SipError::Cancelled)?;
         leg.await.map_err(|_| SipError::Cancelled)?
     }
 
@@ -87,7 +100,7 @@ impl IncomingCall {
     pub async fn answer(self, headers: &[(&str, &str)]) -> Result<(), SipError> {
         let (reply, answered) = oneshot::channel();
         // overflow: awaited
-        self.commands.send(Command::Answer(owned(headers), reply)).await.map_err(|_| SipError::Cancelled)?;
+        self.ends.commands.send(Command::Answer(owned(headers), reply)).await.map_err(|_| SipError::Cancelled)?;
         answered.await.map_err(|_| SipError::Cancelled)?
     }
 
@@ -107,7 +120,7 @@ impl IncomingCall {
     pub async fn accept_with(self, headers: &[(&str, &str)]) -> Result<SipLeg, SipError> {
         let (reply, answer) = oneshot::channel();
         // overflow: awaited
-        self.commands.send(Command::Accept(owned(headers), reply)).await.map_err(|_| SipError::Cancelled)?;
+        self.ends.commands.send(Command::Accept(owned(headers), reply)).await.map_err(|_| SipError::Cancelled)?;
         answer.await.map_err(|_| SipError::Cancelled)?
     }
 
@@ -124,12 +137,18 @@ impl IncomingCall {
 
     fn decline(self, rejection: Rejection) {
         // overflow: drops: then dropping the sender declines with 480
-        self.commands.try_send(Command::Reject(rejection)).ok();
+        self.ends.commands.try_send(Command::Reject(rejection)).ok();
+    }
+
+    /// Why the caller gives up, once it has said so; may be asked when the call itself has been used up.
+    pub fn farewell(&self) -> impl Fn() -> Option<PeerCause> + Send + use<> {
+        let said = self.ends.farewell.clone();
+        move || said.get().cloned()
     }
 
     /// Returns when the caller gives up. Cancel safe.
     pub async fn cancelled(&self) {
-        self.gone.cancelled().await;
+        self.ends.gone.cancelled().await;
     }
 }
 
@@ -150,32 +169,46 @@ impl Rejection {
 pub(super) fn incoming(
     request: &Request,
     source: SocketAddr,
-    trunk: bool,
+    trunk: Option<String>,
     account: Option<String>,
     offered: Vec<Codec>,
-    commands: mpsc::Sender<Command>,
-    gone: CancellationToken,
+    ends: Ends,
 ) -> IncomingCall {
-    let from = request.from_header().ok().and_then(|h| h.typed().ok()).map(|h| h.uri.to_string());
-    let to = request.to_header().ok().and_then(|h| h.typed().ok()).map(|h| h.uri.to_string());
-    let from = from.unwrap_or_default();
+    let Parties { from, to, user } = parties(request);
     let mut headers = headers(request);
-    identity::complete(&mut headers, &from, trunk);
-    let user = request.uri.user().unwrap_or_default();
-    // A password in a URI, or the subscriber parameters of a number, name no agent.
-    let user = user.split([':', ';']).next().unwrap_or_default();
+    identity::complete(&mut headers, &from, trunk.is_some());
     IncomingCall {
         from,
-        to: to.unwrap_or_default(),
-        user: rsipstack::sip::event_packages::percent_decode(user),
+        to,
+        user,
         call_id: request.call_id_header().map(|id| id.value().to_owned()).unwrap_or_default(),
         source,
+        trunk,
         account,
         trusted: false,
         headers,
         offered,
-        commands,
-        gone,
+        ends,
+    }
+}
+
+/// Who calls whom.
+pub(super) struct Parties {
+    pub(super) from: String,
+    pub(super) to: String,
+    pub(super) user: String,
+}
+
+pub(super) fn parties(request: &Request) -> Parties {
+    let from = request.from_header().ok().and_then(|h| h.typed().ok()).map(|h| h.uri.to_string());
+    let to = request.to_header().ok().and_then(|h| h.typed().ok()).map(|h| h.uri.to_string());
+    let user = request.uri.user().unwrap_or_default();
+    // A password in a URI, or the subscriber parameters of a number, name no agent.
+    let user = user.split([':', ';']).next().unwrap_or_default();
+    Parties {
+        from: from.unwrap_or_default(),
+        to: to.unwrap_or_default(),
+        user: rsipstack::sip::event_packages::percent_decode(user),
     }
 }
 

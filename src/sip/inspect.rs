@@ -12,15 +12,17 @@ use rsipstack::{
 };
 
 use super::{
+    cause::Farewells,
     challenge,
     names::{Carriers, Challenger, Naming},
     tidy,
 };
 
-/// Amends what peers say about where they are, and challenges and credentials.
+/// Amends what peers say about where they are, and challenges and credentials; notes why they end calls.
 pub(super) struct Inspector {
     pub(super) naming: Naming,
     pub(super) carriers: Carriers,
+    pub(super) farewells: Farewells,
 }
 
 impl MessageInspector for Inspector {
@@ -35,6 +37,9 @@ impl MessageInspector for Inspector {
     fn after_received(&self, mut message: SipMessage, from: Option<&SipAddr>) -> SipMessage {
         let Some(from) = from.and_then(|from| from.get_socketaddr().ok()) else { return message };
         self.naming.amend(&mut message, from);
+        if let SipMessage::Request(request) = &message {
+            self.farewells.heard(request);
+        }
         if let SipMessage::Response(response) = &mut message
             && matches!(response.status_code, StatusCode::Unauthorized | StatusCode::ProxyAuthenticationRequired)
         {

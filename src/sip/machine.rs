@@ -36,6 +36,9 @@ const ATTEMPTS: usize = 3;
 /// waits, so that what was kept for the transfer ends before another is asked for.
 const TRANSFER: Duration = Duration::from_secs(170);
 
+/// Steps of a transfer that are told at most.
+const STEPS: usize = 16;
+
 /// What is to be done.
 #[derive(Debug)]
 pub(super) enum Action {
@@ -71,6 +74,7 @@ pub(super) struct Machine {
     /// Our refresh is due and waits for another exchange.
     refresh: bool,
     transfer: Transfer,
+    steps: Steps,
     actions: VecDeque<Action>,
 }
 
@@ -108,6 +112,25 @@ enum Transfer {
     Taken(Instant),
 }
 
+/// Steps of one transfer that are told: a peer may repeat itself, and may never end.
+#[derive(Debug, Default)]
+struct Steps {
+    last: Option<u16>,
+    told: usize,
+}
+
+impl Steps {
+    /// Whether a step is to be told.
+    fn is_new(&mut self, status: u16) -> bool {
+        if self.last == Some(status) || self.told == STEPS {
+            return false;
+        }
+        self.last = Some(status);
+        self.told += 1;
+        true
+    }
+}
+
 impl Machine {
     /// A call whose media is agreed; `called`: the peer made it. `timer`: what the INVITE and its answer settled of
     /// RFC 4028.
@@ -123,6 +146,7 @@ impl Machine {
             wanted: None,
             refresh: false,
             transfer: Transfer::None,
+            steps: Steps::default(),
             actions: VecDeque::new(),
         }
     }
@@ -239,6 +263,7 @@ impl Machine {
                 let refusal = match self.transfer {
                     _ if !self.connected => "the call is not confirmed yet",
                     Transfer::None => {
+                        self.steps = Steps::default();
                         self.transfer = Transfer::Asked { early: None, limit: limit.unwrap_or(TRANSFER) };
                         return self.actions.push_back(Action::Refer { to, attended, limit });
                     }
@@ -329,6 +354,11 @@ impl Machine {
 
     /// The peer tells how far it has got with a transfer.
     pub(super) fn notified(&mut self, request: &Request) -> StatusCode {
+        if self.transfer != Transfer::None
+            && let Some(status) = refer::status(&request.body).filter(|status| self.steps.is_new(*status))
+        {
+            self.signal(Signal::TransferProgress(status));
+        }
         match &mut self.transfer {
             Transfer::None => return StatusCode::CallTransactionDoesNotExist,
             Transfer::Asked { early, .. } => {

@@ -15,7 +15,7 @@
 //! - `bridge`: what belongs to the gateway whose place this one took
 //! - `door`, `stateless`: how fast a source may talk, and answers that keep nothing
 //! - `places`: how many calls, half-open ones, and who is turned away; `names`: what peers may have us send to
-//! - `explain`: how a call would go, without placing it; `reliable`: provisional responses that are acknowledged; `body`, `refer`,
+//! - `cause`, `refused`: why calls end, and those that never were; `explain`: how a call would go, without placing it; `reliable`: provisional responses that are acknowledged; `body`, `refer`,
 //!   `referred`, `replaces`, `up`, `timer`, `tls`: what the names say
 //!
 //! Never touches media: the session task and the leg meet in two channels.
@@ -45,6 +45,7 @@ mod body;
 mod bridge;
 mod bye;
 mod calling;
+mod cause;
 mod challenge;
 pub mod config;
 mod dialplan;
@@ -70,6 +71,7 @@ mod places;
 pub mod quota;
 mod refer;
 mod referred;
+mod refused;
 mod reliable;
 mod replaces;
 mod requests;
@@ -91,6 +93,8 @@ mod websocket;
 
 use thiserror::Error;
 
+use crate::media::leg::PeerCause;
+
 pub use self::{
     config::{
         CodecName, DigestName, EarlyMedia, Format, Network, Numbers, Outbound, PublicIp, RtpConfig, Rule, Secret,
@@ -104,6 +108,7 @@ pub use self::{
     incoming::IncomingCall,
     neighbours::{Addresses, Admission, Beside, Neighbours},
     places::HalfOpen,
+    refused::RefusedCall,
     resolve::{NameSource, Naptr},
     shared::TrunkStatus,
     targets::TargetStatus,
@@ -163,6 +168,8 @@ pub enum DialError {
         status: u16,
         /// Reason phrase.
         reason: String,
+        /// What it says beside that.
+        cause: Option<PeerCause>,
     },
     /// The called side did not answer in `ring_timeout_s`.
     #[error("the called side did not answer")]

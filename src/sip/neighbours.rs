@@ -4,7 +4,9 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use rsipstack::sip::{Auth, Header, Param, Request, Scheme, Transport, Uri, prelude::HeadersExt, typed};
 
-use super::resolve::NameSource;
+use tokio::sync::mpsc;
+
+use super::{refused::RefusedCall, resolve::NameSource};
 use crate::handover::Place;
 
 /// Who else there is.
@@ -16,6 +18,8 @@ pub struct Beside {
     pub neighbours: Option<Arc<dyn Neighbours>>,
     /// Who is asked where the hosts of trunks are; `None`: the system's name servers.
     pub names: Option<Arc<dyn NameSource>>,
+    /// Who is told of calls that trunks send and that are refused before they ring.
+    pub refused: Option<mpsc::Sender<RefusedCall>>,
 }
 
 /// Knows the other gateways. Asked for every INVITE and OPTIONS: it answers from memory.

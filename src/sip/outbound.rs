@@ -29,6 +29,7 @@ use tracing::{debug, info};
 use super::{
     DialError, SipError, body,
     calling::Replacement,
+    cause,
     config::{EarlyMedia, Srtp, TrunkConfig},
     dialplan::{self, Caller, DialRequest, Route},
     early::{Answer, Early, Ended, Tell, watch},
@@ -417,8 +418,9 @@ impl<'a> Plan<'a> {
             return Ok(Outcome::Answered(Box::new(Answered { dialog, response, states, answer, peer })));
         }
         let status = response.status_code.code();
-        let reason = response.reason_phrase().unwrap_or_else(|| response.status_code.text()).to_owned();
-        let error = DialError::Declined { status, reason };
+        // As it came: the stack's own accessor of this name reads the header `Reason`.
+        let reason = response.wire_reason.clone().unwrap_or_else(|| response.status_code.text().to_owned());
+        let error = DialError::Declined { status, reason, cause: cause::named(&response.headers) };
         Err(match status {
             300..400 => {
                 let contacts = response.typed_contact_headers().unwrap_or_default();

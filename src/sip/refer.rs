@@ -78,9 +78,9 @@ pub(super) fn progress(notify: &Request) -> Outcome {
 }
 
 /// Status of a `message/sipfrag` body.
-fn status(body: &[u8]) -> Option<u16> {
+pub(super) fn status(body: &[u8]) -> Option<u16> {
     let text = std::str::from_utf8(body).ok()?;
-    text.trim_start().strip_prefix("SIP/2.0 ")?.get(..3)?.parse().ok()
+    text.trim_start().strip_prefix("SIP/2.0 ")?.get(..3)?.parse().ok().filter(|status| (100..700).contains(status))
 }
 
 /// The Replaces value for the consultation call, escaped for a URI. Tags are from the target's view: its own

@@ -130,6 +130,9 @@ impl Referral {
         });
         let told = self.told;
         let tell = async {
+            // The stack sends our 202 from another task, and not every peer takes news that overtake it, which they may (RFC 6665
+            // section 4.1.2.4).
+            tokio::time::sleep(ACCEPTED).await;
             let mut last = 0;
             let mut next = Some(100);
             while let Some(status) = next {
@@ -161,6 +164,9 @@ impl Referral {
 pub(super) async fn done(dialog: &InviteDialog) {
     timeout(NOTIFIED, notify(dialog, &StatusCode::OK, true)).await.ok();
 }
+
+/// How long our 202 may take to leave.
+const ACCEPTED: Duration = Duration::from_millis(20);
 
 /// What came of a call, as a NOTIFY says it.
 fn status(error: &DialError) -> StatusCode {

@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     SipError, body,
     bye::bye,
+    cause,
     incoming::{Command, Rejection},
     places::{FULL, Place},
     reliable::{self, Due, Wish},
@@ -56,6 +57,8 @@ pub(super) struct Ringing {
     pub(super) peer: Peer,
     pub(super) party: Party,
     pub(super) gone: CancellationToken,
+    /// What the caller says when it gives up.
+    pub(super) farewell: cause::Entry,
     /// How provisional responses may be sent.
     pub(super) wish: Wish,
     /// What the 200 settles of RFC 4028, and how it says so.
@@ -117,6 +120,10 @@ impl Ringing {
                     Some(DialogState::Terminated(_, reason)) => {
                         if matches!(reason, TerminatedReason::UacBye) {
                             self.respond(StatusCode::RequestTerminated, vec![]);
+                        }
+                        if let Some(cause) = self.farewell.said().get() {
+                            // overflow: drops: as below
+                            signals.0.try_send(Signal::Cause(cause.clone())).ok();
                         }
                         // overflow: drops: a leg that reads nothing ends with the channel
                         signals.0.try_send(Signal::Closed(LegEnd::Remote)).ok();

@@ -35,6 +35,7 @@ use tracing::info;
 use super::{
     body::{self, Body},
     bye::bye,
+    cause,
     config::Dtmf,
     machine::{Action, Machine},
     places::Place,
@@ -190,7 +191,9 @@ impl Session {
         // The state may have been taken from the stream already, by whoever waited for the ACK.
         let confirmed = self.dialog.state().is_confirmed();
         let called = self.dialog.role() == TransactionRole::Server;
-        let _up = self.shared.calls.up.enter(self.dialog.id(), self.party.clone(), &self.signals);
+        let id = self.dialog.id();
+        let farewell = self.shared.calls.farewells.enter(&id.call_id, &id.remote_tag);
+        let _up = self.shared.calls.up.enter(id, self.party.clone(), &self.signals);
         let mut running = Running {
             machine: Machine::new(called, self.negotiator, self.timer),
             exchange: None,
@@ -212,7 +215,7 @@ impl Session {
             running.on_confirmed();
         }
         let ending = running.work().await;
-        running.finish(ending).await;
+        running.finish(ending, &farewell).await;
     }
 }
 
@@ -437,7 +440,8 @@ impl Running {
         }
     }
 
-    async fn finish(self, ending: Ending) {
+    /// `farewell`: what the peer says when it ends the call.
+    async fn finish(self, ending: Ending, farewell: &cause::Entry) {
         let Running { shared, dialog, states, machine, signals, slot, lease, unacknowledged, .. } = self;
         // Its place is free before the peer has taken notice: one that never does would keep it for a minute.
         let blame = slot.release();
@@ -447,6 +451,11 @@ impl Running {
         let end = match ending {
             Ending::Dialog(end) => {
                 shared.dialogs.remove_dialog(&dialog.id());
+                if let Some(cause) = farewell.said().get() {
+                    info!(id = %dialog.id(), q850 = cause.q850, sip = cause.sip, text = cause.text, "why the peer ends the call");
+                    // overflow: awaited, for a while: see `signal`
+                    signals.send_timeout(Signal::Cause(cause.clone()), UNREAD).await.ok();
+                }
                 end
             }
             Ending::Ours(end, _) => end,

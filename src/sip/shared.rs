@@ -32,12 +32,14 @@ use super::{
     DialError, PublicIp, SipConfig, SipError, TrunkConfig,
     auth::Authenticator,
     calling::Calling,
+    cause::Farewells,
     dialplan::{self, DialRequest, Dialplan},
     incoming::IncomingCall,
     names::{Carriers, LOOK_UP, Naming},
     neighbours::{Admission, Beside},
     places::Places,
     quota::Quotas,
+    refused::Refusals,
     reliable::Pending,
     routes::Routes,
     targets::{TargetStatus, Targets},
@@ -97,6 +99,10 @@ pub(super) struct Calls {
     pub(super) up: Up,
     /// Those that ring here.
     pub(super) ringing: Up,
+    /// What peers say when they end one.
+    pub(super) farewells: Farewells,
+    /// Of those that are refused, which are told of.
+    pub(super) refusals: Refusals,
 }
 
 /// What runs, and how it ends.

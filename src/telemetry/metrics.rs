@@ -331,6 +331,7 @@ const VALUES: &[(&str, &str, &[&str])] = &[
             "too_long",
             "drained",
             "agent_lost",
+            "cancelled",
         ],
     ),
 ];

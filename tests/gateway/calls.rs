@@ -198,6 +198,71 @@ async fn a_gateway_that_is_going_down_has_no_human_pick_up_in_vain() {
     rig.app.drain().await;
 }
 
+/// What a carrier says of the end of a call is in its record; calls that came and were never live have one, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn records_say_why_a_carrier_ended_a_call_and_which_calls_were_missed() {
+    let trunk = "name = \"carrier\"\nhost = \"127.0.0.1:9\"";
+    let rig = Rig::with(|config| {
+        config.sip.trunk = vec![toml::from_str(trunk).expect("valid")];
+        let agent = antiphon::agent::config::Agent::at("builtin:silent");
+        let agent = antiphon::agent::config::Agent { announcement: SENTENCE.to_owned(), ..agent };
+        config.agent.insert("announcing".to_owned(), agent);
+    })
+    .await;
+    let mut events = rig.app.gateway().calls.events();
+    let at = |agent: &str| format!("sip:{agent}@{}", rig.sip_udp());
+    let mut dropped = Raw::new(rig.sip_udp(), "dropped").await;
+    dropped.contact = at("silent");
+    dropped.ask("INVITE", "", &sdp(4_000, ""), "SIP/2.0 200").await;
+    dropped.ack("").await;
+    dropped.ask("BYE", "Reason: Q.850;cause=34;text=\"No circuit\"\r\n", "", "SIP/2.0 200").await;
+    let mut odd = Raw::new(rig.sip_udp(), "odd").await;
+    odd.contact = at("silent");
+    odd.ask("INVITE", "", &sdp(4_000, "").replace("RTP/AVP 0 101", "RTP/AVP 18 101"), "SIP/2.0 488").await;
+    odd.ack("").await;
+    let mut gone = Raw::new(rig.sip_udp(), "gone").await;
+    gone.contact = at("announcing");
+    let invite = gone.request("INVITE", "", &sdp(4_000, ""));
+    gone.send(&invite).await;
+    gone.expect("SIP/2.0 183").await;
+    let cancel = gone.request("CANCEL", "Reason: SIP;cause=200;text=\"Completed elsewhere\"\r\n", "");
+    gone.send(&cancel).await;
+    gone.expect("SIP/2.0 487").await;
+    gone.ack("").await;
+    let ended = async {
+        loop {
+            let (_, page) = rig.get("/v1/records?direction=inbound").await;
+            let records = page["records"].as_array().expect("a list").clone();
+            if records.len() == 3 && records.iter().all(|record| record["state"] == "ended") {
+                return records;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let records = tokio::time::timeout(PATIENCE, ended).await.expect("three records");
+    let of = |agent: &str, cause: &str| {
+        let found = records.iter().find(|record| record["agent"] == agent && record["cause"] == cause);
+        found.unwrap_or_else(|| panic!("{agent}, {cause}: {records:?}"))
+    };
+    let up = of("silent", "remote");
+    assert_eq!((&up["sip"]["status"], &up["trunk"], &up["endedBy"]), (&json!(200), &json!("carrier"), &json!("peer")));
+    assert_eq!(up["peerCause"], json!({ "q850": 34, "sip": null, "text": "No circuit" }));
+    let refused = of("silent", "refused");
+    assert_eq!((&refused["sip"]["status"], &refused["trunk"]), (&json!(488), &json!("carrier")));
+    assert!(refused["answeredMs"].is_null() && refused["endedBy"] == "gateway", "{refused}");
+    let cancelled = of("announcing", "cancelled");
+    assert_eq!((&cancelled["sip"]["status"], &cancelled["endedBy"]), (&json!(487), &json!("peer")));
+    assert_eq!(cancelled["peerCause"]["sip"], 200);
+    // The same as events, and a missed call is no usage.
+    let told: Vec<_> = std::iter::from_fn(|| events.try_recv().ok()).map(|(id, event)| event.describe(&id)).collect();
+    let kinds = ["peerCause", "missed"].map(|kind| told.iter().filter(|event| event["event"] == kind).count());
+    assert_eq!(kinds, [2, 1], "{told:?}");
+    assert!(told.iter().any(|event| event["event"] == "missed" && event["status"] == 488), "{told:?}");
+    let (_, usage) = rig.get("/v1/usage").await;
+    assert_eq!(usage["usage"][0]["inboundCalls"], 1, "{usage}");
+    rig.app.drain().await;
+}
+
 /// A telephone of a trunk hears the agent's announcement before it is answered; a stranger, whose address may be another's, behind
 /// the answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

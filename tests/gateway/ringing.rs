@@ -92,11 +92,13 @@ async fn what_became_of_a_call_is_told_with_its_status_and_to_clients_that_wait(
     let mut telephone = Raw::new(rig.sip_udp(), "busy").await;
     let id = place(&rig, json!({ "to": telephone.uri() })).await;
     let invite = telephone.next("INVITE").await;
-    telephone.answer(&invite, "486 Busy Here", "").await;
+    let why = "Reason: Q.850;cause=17;text=\"User busy\"\r\n";
+    telephone.answer_with(&invite, "486 Busy Here", why, "").await;
     assert_eq!(dialling(&mut events, &id).await, Dialling::Trying);
     assert_eq!(dialling(&mut events, &id).await, Dialling::Busy { status: 486 });
     let busy = record(&rig, &id, |record| record["state"] == "ended").await;
     assert_eq!((&busy["cause"], &busy["sip"]["status"]), (&json!("busy"), &json!(486)));
+    assert_eq!(busy["peerCause"], json!({ "q850": 17, "sip": null, "text": "User busy" }));
     // Nobody picks up.
     let mut asleep = Raw::new(rig.sip_udp(), "asleep").await;
     let id = place(&rig, json!({ "to": asleep.uri(), "ringTimeoutS": 3 })).await;
@@ -110,11 +112,11 @@ async fn what_became_of_a_call_is_told_with_its_status_and_to_clients_that_wait(
     let url = format!("{}/v1/calls?wait=answer", rig.http);
     let waiting = tokio::spawn(rig.client.post(url).json(&json!({ "to": refuses.uri() })).send());
     let invite = refuses.next("INVITE").await;
-    refuses.answer(&invite, "603 Decline", "").await;
+    refuses.answer_with(&invite, "603 Not Today", "Reason: Q.850;cause=21\r\n", "").await;
     let response = waiting.await.expect("no panic").expect("HTTP");
     assert_eq!(response.status(), 502);
     let error: Value = response.json().await.expect("the error shape");
-    assert!(error["error"]["message"].as_str().is_some_and(|why| why.contains("603")), "{error}");
+    assert!(error["error"]["message"].as_str().is_some_and(|why| why.contains("603 Not Today")), "{error}");
     // Mistakes are told at once.
     for (body, code) in [
         (json!({ "to": "" }), "invalid_address"),

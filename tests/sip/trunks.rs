@@ -370,3 +370,29 @@ async fn who_calls_is_told_as_a_trunk_says_and_not_as_a_stranger_does() {
         raw.ack("").await;
     }
 }
+
+/// Who keeps accounts is told of each call of a trunk that is refused before it rings, and of no stranger's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refused_calls_of_trunks_are_told_of_once() {
+    let odd = sdp(4_000, "").replace("RTP/AVP 0 101", "RTP/AVP 18 101");
+    for trunks in [1, 0] {
+        let trunk = toml::from_str("name = \"carrier\"\nhost = \"127.0.0.1:9\"").expect("valid");
+        let config = SipConfig { trunk: [trunk].into_iter().take(trunks).collect(), ..loopback() };
+        let (told, mut refused) = tokio::sync::mpsc::channel(4);
+        let (sender, _calls) = tokio::sync::mpsc::channel(4);
+        let beside = Beside { refused: Some(told), ..Beside::default() };
+        let endpoint = Endpoint::start_beside(config, RtpConfig::default(), sender, beside).await.expect("starts");
+        let mut raw = Raw::new(endpoint.local_udp().expect("bound"), "refused").await;
+        let invite = raw.request("INVITE", "", &odd);
+        for _ in 0..2 {
+            raw.send(&invite).await;
+            raw.expect("SIP/2.0 488").await;
+        }
+        let told: Vec<_> = std::iter::from_fn(|| refused.try_recv().ok()).collect();
+        assert_eq!(told.len(), trunks, "{told:?}");
+        for call in told {
+            assert_eq!((call.trunk.as_str(), call.user.as_str(), call.status), ("carrier", "demo", 488));
+            assert!(call.from.starts_with("sip:raw@127.0.0.1"), "{}", call.from);
+        }
+    }
+}

@@ -8,7 +8,7 @@ use crate::support::{
     start, transfer, within,
 };
 use antiphon::{
-    media::leg::{Codec, LegEnd, LegEvent, MediaLeg},
+    media::leg::{Codec, LegEnd, LegEvent, MediaLeg, PeerCause},
     sip::{DialRequest, Endpoint, IncomingCall, SipConfig, SipError, User},
 };
 use tokio::{net::UdpSocket, sync::mpsc};
@@ -59,13 +59,24 @@ async fn call_goes_trying_ringing_ok_and_bye() {
     assert!(body(&ok).contains("m=audio "), "{ok}");
     assert_eq!(header(&ok, "Content-Type"), Some("application/sdp"));
     assert!(header(&ok, "Contact").is_some());
+    // What is required of a caller (RFC 3262) is among what is taken.
+    let allow = header(&ok, "Allow").expect("Allow");
+    for method in ["INVITE", "ACK", "CANCEL", "BYE", "OPTIONS", "INFO", "UPDATE", "PRACK", "NOTIFY", "REFER"] {
+        assert!(allow.split(", ").any(|known| known == method), "{method}: {allow}");
+    }
 
     // Without ACK the 200 is repeated; a repeated INVITE makes no second call.
     raw.send(&invite).await;
     raw.expect("SIP/2.0 200").await;
     raw.ack("").await;
     event(&mut leg, |e| *e == LegEvent::Connected).await;
-    raw.ask("BYE", "", "", "SIP/2.0 200").await;
+    let why = "Reason: SIP;cause=503, Q.850;cause=34;text=\"No circuit\"\r\n";
+    raw.ask("BYE", why, "", "SIP/2.0 200").await;
+    let cause = PeerCause { q850: Some(34), sip: Some(503), text: Some("No circuit".to_owned()) };
+    assert_eq!(
+        event(&mut leg, |e| matches!(e, LegEvent::Cause(_) | LegEvent::Closed(_))).await,
+        LegEvent::Cause(cause)
+    );
     assert_eq!(event(&mut leg, |e| matches!(e, LegEvent::Closed(_))).await, LegEvent::Closed(LegEnd::Remote));
     raw.ask("BYE", "", "", "SIP/2.0 481").await;
     within("the call to be forgotten", || endpoint.calls() == 0).await;
@@ -84,11 +95,13 @@ async fn cancel_brings_487_until_the_answer_is_sent() {
             incoming.ringing();
             raw.expect("SIP/2.0 180").await;
         }
-        let cancel = raw.request("CANCEL", "", "");
+        let farewell = incoming.farewell();
+        let cancel = raw.request("CANCEL", "Reason: SIP;cause=200;text=\"Call completed elsewhere\"\r\n", "");
         raw.send(&cancel).await;
         raw.expect("SIP/2.0 487").await;
         raw.ack("").await;
         limited(incoming.cancelled()).await;
+        assert_eq!(farewell().and_then(|cause| cause.sip), Some(200));
         assert!(matches!(limited(incoming.accept()).await, Err(SipError::Cancelled)));
     }
     // After the 200 it changes nothing.
@@ -438,8 +451,18 @@ async fn transfer_follows_the_peers_progress() {
         .await;
         result.expect("accepted");
         let headers = "Event: refer\r\nSubscription-State: active\r\nContent-Type: message/sipfrag\r\n";
-        raw.ask("NOTIFY", headers, "SIP/2.0 100 Trying", "SIP/2.0 200").await;
-        raw.ask("NOTIFY", headers, &format!("SIP/2.0 {progress}"), "SIP/2.0 200").await;
+        for step in ["100 Trying", "180 Ringing", "180 Ringing", progress] {
+            raw.ask("NOTIFY", headers, &format!("SIP/2.0 {step}"), "SIP/2.0 200").await;
+        }
+        // Each step once, then what came of it.
+        let status = progress[..3].parse().expect("a status");
+        for step in [100, 180, status] {
+            let told =
+                event(&mut leg, |e| matches!(e, LegEvent::TransferProgress(_) | LegEvent::TransferEnded(_))).await;
+            assert_eq!(told, LegEvent::TransferProgress(step));
+        }
+        let ended = event(&mut leg, |e| matches!(e, LegEvent::TransferProgress(_) | LegEvent::TransferEnded(_))).await;
+        assert!(matches!(&ended, LegEvent::TransferEnded(outcome) if outcome.is_ok() == ends), "{ended:?}");
         if ends {
             let bye = raw.expect("BYE").await;
             raw.answer(&bye, "200 OK", "").await;

@@ -84,12 +84,18 @@ pub enum EventKind {
     Transferred,
     /// [`CallEvent::TransferFailed`].
     TransferFailed,
+    /// [`CallEvent::TransferProgress`].
+    TransferProgress,
     /// [`CallEvent::HandedOver`].
     HandedOver,
     /// [`CallEvent::Bridge`].
     Bridge,
     /// [`CallEvent::Overheard`].
     Overheard,
+    /// [`CallEvent::Missed`].
+    Missed,
+    /// [`CallEvent::PeerCause`].
+    PeerCause,
     /// [`CallEvent::Ended`].
     Ended,
 }
@@ -136,9 +142,12 @@ impl CallEvent {
             CallEvent::TransferAccepted => EventKind::TransferAccepted,
             CallEvent::Transferred(_) => EventKind::Transferred,
             CallEvent::TransferFailed(_) => EventKind::TransferFailed,
+            CallEvent::TransferProgress(_) => EventKind::TransferProgress,
             CallEvent::HandedOver(_) => EventKind::HandedOver,
             CallEvent::Bridge { .. } => EventKind::Bridge,
             CallEvent::Overheard { .. } => EventKind::Overheard,
+            CallEvent::Missed(_) => EventKind::Missed,
+            CallEvent::PeerCause(_) => EventKind::PeerCause,
             CallEvent::Ended(_) => EventKind::Ended,
         }
     }
@@ -204,6 +213,7 @@ impl CallEvent {
             CallEvent::Error(message) => json!({ "message": message }),
             CallEvent::TransferAccepted => json!({}),
             CallEvent::TransferFailed(reason) => json!({ "error": reason }),
+            CallEvent::TransferProgress(status) => json!({ "status": status }),
             CallEvent::HandedOver(with) => json!({ "to": with }),
             CallEvent::Transferred(outcome) => json!({ "error": outcome.as_ref().err() }),
             CallEvent::Bridge { with, state } => {
@@ -214,6 +224,11 @@ impl CallEvent {
             CallEvent::Overheard { speaker, text, lang } => {
                 json!({ "speaker": speaker, "text": text, "lang": lang })
             }
+            CallEvent::Missed(missed) => json!({
+                "cause": missed.label(), "status": missed.status, "reason": missed.reason, "trunk": missed.trunk,
+                "peerCause": missed.cause,
+            }),
+            CallEvent::PeerCause(cause) => json!(cause),
             CallEvent::Ended(reason) => json!({ "reason": reason }),
         };
         value["event"] = json!(self.kind());

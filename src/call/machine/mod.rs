@@ -66,7 +66,7 @@ use super::handle::{CallHandle, CallMeta, Command};
 use super::info::{Shared, codec_number};
 use super::settings::CallConfig;
 use super::speech::Speech;
-use super::{CallEvent, EndReason};
+use super::{CallEvent, Direction, EndReason};
 use crate::hear::{Feed, HearEvent, Phase, TurnEvent};
 use crate::media::answer::{Answerer, Finding};
 use crate::media::encode::{CodecError, Encoder, OpusSettings};
@@ -258,13 +258,23 @@ impl Machine {
                 let event = self.transfer.answered(now, outcome);
                 self.out.event(event);
             }
+            LegEvent::TransferProgress(status) => self.out.event(CallEvent::TransferProgress(status)),
             LegEvent::TransferEnded(outcome) => self.transfer_ended(outcome),
             LegEvent::Moved(with) => {
                 self.lifetime.active(now);
                 self.out.event(CallEvent::HandedOver(with));
             }
+            LegEvent::Cause(cause) => {
+                self.out.shared.set_peer_cause(cause.clone());
+                self.out.event(CallEvent::PeerCause(cause));
+            }
             // A peer that has taken a transfer on and hangs up has gone where it was sent.
             LegEvent::Closed(LegEnd::Remote) if self.transfer.is_accepted() => self.transfer_ended(Ok(())),
+            LegEvent::Closed(LegEnd::Remote)
+                if self.lifetime.is_early() && self.out.shared.meta.direction == Direction::Inbound =>
+            {
+                self.finish(EndReason::Cancelled);
+            }
             LegEvent::Closed(end) => self.finish(end.into()),
         }
     }

@@ -6,7 +6,7 @@ use sdp::Agreed;
 use tokio::sync::mpsc;
 
 use super::{SipLeg, dtls::Identity, latch::Peer, ports::PortPair};
-use crate::media::leg::LegEnd;
+use crate::media::leg::{LegEnd, PeerCause};
 
 /// From the session task to the leg.
 #[derive(Debug)]
@@ -23,8 +23,12 @@ pub(crate) enum Signal {
     HoldAnswered(bool, Result<(), String>),
     /// The end of [`Control::Transfer`].
     TransferAnswered(Result<(), String>),
+    /// The status by which the peer tells how far it is with a transfer.
+    TransferProgress(u16),
     /// What the peer tells of a transfer it has taken on.
     TransferEnded(Result<(), String>),
+    /// Why the peer ends it.
+    Cause(PeerCause),
     /// The dialog is over.
     Closed(LegEnd),
 }

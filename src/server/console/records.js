@@ -28,7 +28,7 @@ function line(record) {
     ["Agent", record.agent],
     ["Leg", [record.leg, record.codec].filter(Boolean).join(", ") || null],
     ["Length", record.durationMs == null ? "open" : seconds(record.durationMs / 1e3), true],
-    ["Ended", record.cause],
+    ["Ended", [record.cause, told(record)].filter(Boolean).join(", ") || null],
     ["", el("button", { class: "small", type: "button", textContent: "Transcript", "aria-label": `Transcript of the call from ${record.from}`, onclick: attempt(() => show(record.id)) })],
   ]);
 }
@@ -39,7 +39,7 @@ async function show(id) {
   $("record-figures").replaceChildren(
     figure("turns", record.turns.length), figure("interruptions", record.interruptions), figure("keys", record.digits),
     figure("lost", rtp.fractionLost == null ? null : percent(rtp.fractionLost)), figure("round trip", ms(rtp.roundTripMs)),
-    figure("gaps", rtp.underruns), figure("MOS sent", score(rtp.mos)), figure("MOS received", score(rtp.receivedMos)));
+    figure("gaps", rtp.underruns), figure("answered by", record.answeredBy), figure("MOS sent", score(rtp.mos)), figure("MOS received", score(rtp.receivedMos)));
   const { recording } = record;
   $("play-record").hidden = !recording;
   $("play-record").textContent = recording ? `Play the recording, ${seconds(recording.durationMs / 1e3)}` : "";
@@ -59,6 +59,17 @@ async function show(id) {
   const dialog = $("record-dialog");
   if (!dialog.open) dialog.showModal();
 }
+/** What signalling says of the end: the status of a call that was never live, and the words of who ended it. */
+function told({ answeredMs, sip, peerCause }) {
+  const parts = [
+    answeredMs == null && sip ? `SIP ${sip.status}` : null,
+    peerCause?.q850 ? `Q.850 ${peerCause.q850}` : null,
+    peerCause?.sip ? `SIP ${peerCause.sip}` : null,
+    peerCause?.text ?? null,
+  ];
+  return parts.filter(Boolean).join(" ");
+}
+
 /** A mean opinion score of 1 to 5, as the E-model estimates it. */
 function score(mos) {
   return mos == null ? null : mos.toFixed(2);
