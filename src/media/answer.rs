@@ -58,7 +58,8 @@ pub enum Answerer {
 /// What was found out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// Who answered; told once, and once more where words show that a person is a machine after all.
+    /// Who answered; told once, and once more where words show that a person is a machine after all, or what was taken for a
+    /// recording by its length a service that asks for a name or a key.
     Answered(Answerer),
     /// The machine's message is over: after its beep (`true`), or after a long silence.
     MessageOver {
@@ -79,6 +80,8 @@ pub struct Detector {
     /// The tone before the one that sounds.
     previous: Option<f32>,
     found: Option<Answerer>,
+    /// It was found by how long was spoken, which a recording of any kind does.
+    by_length: bool,
     /// A beep has sounded that is still to be told.
     beeped: bool,
     over: bool,
@@ -122,8 +125,10 @@ impl Detector {
     /// services, in English, German, French and Spanish.
     pub fn heard(&mut self, text: &str) -> Option<Finding> {
         let found = by_words(text)?;
-        let known =
-            matches!(self.found, Some(Answerer::Machine | Answerer::Screening | Answerer::Menu | Answerer::Fax));
+        let known = match self.found {
+            Some(Answerer::Machine) => !self.by_length || self.over || found == Answerer::Machine,
+            found => matches!(found, Some(Answerer::Screening | Answerer::Menu | Answerer::Fax)),
+        };
         if known || self.elapsed > MESSAGE_LIMIT {
             return None;
         }
@@ -174,7 +179,10 @@ impl Detector {
     fn timing(&mut self) -> Option<Finding> {
         match self.found {
             Some(Answerer::Machine) if self.beeped => self.message_over(true),
-            None if self.speech >= LONG => self.answered(Answerer::Machine),
+            None if self.speech >= LONG => {
+                self.by_length = true;
+                self.answered(Answerer::Machine)
+            }
             None if self.speech > Duration::ZERO && self.quiet >= WAITING => self.answered(Answerer::Human),
             None if self.speech.is_zero() && self.elapsed >= SILENT => self.answered(Answerer::Silence),
             Some(Answerer::Machine) if self.quiet >= MESSAGE_OVER || self.elapsed >= MESSAGE_LIMIT => {
@@ -479,6 +487,11 @@ mod tests {
         assert_eq!(line.detector.heard("Please leave a message"), Some(Answered(Machine)));
         assert_eq!(line.detector.heard("after the tone"), None, "said once");
         assert!(!line.detector.is_done(), "its beep is waited for");
+        let mut long = Line::new().quiet(300).speech(4_000);
+        assert_eq!(long.found(), [Answered(Machine)]);
+        assert_eq!(long.detector.heard("The mailbox is full"), None, "as was found");
+        assert_eq!(long.detector.heard("please state your name"), Some(Answered(Screening)));
+        assert_eq!(long.detector.heard("press one"), None, "the first words that say it count");
         assert_eq!(Detector::default().heard("Hi, if you state your name"), Some(Answered(Screening)));
         assert_eq!(Detector::default().heard("For sales, press one."), Some(Answered(Menu)));
         assert_eq!(Detector::default().heard("Hello, this is Anna."), None);
