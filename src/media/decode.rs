@@ -4,6 +4,7 @@
 //! Payloads are bounded by the datagram and may be anything: what cannot be decoded is concealed like a loss.
 
 use std::collections::VecDeque;
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use super::encode::CodecError;
@@ -169,12 +170,15 @@ pub struct Decoder {
     losses: i32,
 }
 
-#[expect(clippy::large_enum_variant, reason = "one a call, never moved")]
 enum Kind {
     Opus(Box<opus::Decoder>),
     G722(Box<audio_codec::g722::G722Decoder>),
-    G711 { mu_law: bool, up: Converter, rest: Vec<f32> },
+    G711 { worth: &'static [f32; 256], up: Converter, rest: Vec<f32> },
 }
+
+/// What each octet of mu-law, and of A-law, is worth.
+static WORTHS: LazyLock<[[f32; 256]; 2]> =
+    LazyLock::new(|| [mu_law, a_law].map(|expand| std::array::from_fn(|byte| from_i16(expand(byte as u8)))));
 
 impl Decoder {
     /// For `codec`.
@@ -186,7 +190,7 @@ impl Decoder {
             Codec::Opus => Kind::Opus(Box::new(opus::Decoder::new(RATE, opus::Channels::Mono)?)),
             Codec::G722 => Kind::G722(Box::default()),
             Codec::Pcmu | Codec::Pcma => Kind::G711 {
-                mu_law: codec == Codec::Pcmu,
+                worth: &WORTHS[usize::from(codec == Codec::Pcma)],
                 up: Converter::new(8_000, RATE)?,
                 rest: Vec::with_capacity(320),
             },
@@ -218,9 +222,8 @@ impl Decoder {
                 out.truncate(start + samples);
                 true
             }
-            Kind::G711 { mu_law: is_mu_law, up, rest } => {
-                let expand = if *is_mu_law { mu_law } else { a_law };
-                rest.extend(payload.iter().map(|byte| from_i16(expand(*byte))));
+            Kind::G711 { worth, up, rest } => {
+                rest.extend(payload.iter().map(|byte| worth[usize::from(*byte)]));
                 let whole = rest.len() / 160 * 160;
                 let mut wide = [0.0; FRAME];
                 for frame in rest[..whole].chunks_exact(160) {
