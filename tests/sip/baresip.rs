@@ -1,6 +1,6 @@
 //! Calls from baresip, a telephone program that shares no code with us: its tone is heard here, and it hears its
 //! tone back; it sends keys, holds, is held and is sent elsewhere. Without it the tests are skipped, and counted; continuous
-//! integration has it. Debian's release knows no Replaces: what an attended transfer needs of the other side is in `wire.rs`.
+//! integration has it. Debian's release knows no Replaces: attended transfers are in `linphone.rs` and `scenarios.rs`.
 
 use std::{
     path::{Path, PathBuf},
@@ -38,7 +38,7 @@ module_app menu.so
 const TONE_HZ: f64 = 440.0;
 
 /// Ten seconds of 440 Hz in the form that the codec takes: baresip does not convert files.
-fn tone(path: &Path, codec: Codec) {
+pub(crate) fn tone(path: &Path, codec: Codec) {
     let (sample_rate, channels) = match codec {
         Codec::Opus => (48_000, 2),
         Codec::G722 => (16_000, 1),
@@ -56,7 +56,7 @@ fn tone(path: &Path, codec: Codec) {
 }
 
 /// The share of the power of `pcm` that is at [`TONE_HZ`].
-fn share_of_the_tone(pcm: &[f32], rate: u32) -> f64 {
+pub(crate) fn share_of_the_tone(pcm: &[f32], rate: u32) -> f64 {
     let (mut sine, mut cosine, mut power) = (0.0, 0.0, 0.0);
     for (n, sample) in pcm.iter().enumerate() {
         let phase = n as f64 / f64::from(rate) * TONE_HZ * std::f64::consts::TAU;

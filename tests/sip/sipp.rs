@@ -21,12 +21,12 @@ use tokio::{process::Command, sync::mpsc, task::JoinHandle, time::timeout};
 /// Longest a scenario runs.
 const SCENARIO: Duration = Duration::from_secs(30);
 
-fn have_sipp() -> bool {
+pub(crate) fn have_sipp() -> bool {
     antiphon_skip::has_program("sipp", "sip-tester")
 }
 
 /// Runs a scenario. `port` is sipp's own.
-async fn sipp(scenario: &str, port: u16, arguments: &[&str]) -> Output {
+pub(crate) async fn sipp(scenario: &str, port: u16, arguments: &[&str]) -> Output {
     let folder = tempfile::tempdir().expect("a folder");
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/sip/{scenario}.xml"));
     let mut command = Command::new("sipp");
@@ -48,7 +48,7 @@ async fn sipp(scenario: &str, port: u16, arguments: &[&str]) -> Output {
 }
 
 /// Free for datagrams and for connections.
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     let port = || StdUdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a free port").port();
     std::iter::repeat_with(port)
         .find(|port| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok())
