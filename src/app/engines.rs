@@ -185,6 +185,7 @@ pub(crate) fn hardware(config: &EngineConfig) -> Result<Hardware, SynthError> {
         cache: Some(config.cache.clone()).filter(|path| !path.as_os_str().is_empty()),
         memory: config.memory.as_deref().map(limit).transpose()?,
         invariant: config.invariant,
+        int8_keys: config.kv == "int8",
     })
 }
 

@@ -117,6 +117,8 @@ pub struct Engine {
     pub shared_kib: Option<u32>,
     /// Whether a text, voice and seed give the same bits whatever else the GPU speaks meanwhile; costs speed.
     pub invariant: bool,
+    /// How the flow keeps keys and values on a GPU: `full` (as they are computed) or `int8`.
+    pub kv: String,
     /// How loud voices are, LUFS; 0: as they are.
     pub loudness: f32,
     /// What is kept of what was spoken.
@@ -143,6 +145,7 @@ impl Default for Engine {
             workers: Vec::new(),
             shared_kib: None,
             invariant: false,
+            kv: "full".into(),
             loudness: -22.0,
             phrases: Default::default(),
             tokens_per_id: None,
@@ -338,6 +341,12 @@ impl Config {
         let cuda = device.strip_prefix("cuda:").is_some_and(|n| n == "all" || n.parse::<u32>().is_ok());
         if !(cuda || device == "auto" || device == "cpu") {
             return Err(format!("[engine] device `{device}`: expected auto, cpu, cuda:N or cuda:all"));
+        }
+        if !matches!(self.engine.kv.as_str(), "full" | "int8") {
+            return Err(format!("[engine] kv `{}`: expected full or int8", self.engine.kv));
+        }
+        if self.engine.kv == "int8" && self.engine.dtype == "f32" {
+            return Err("[engine] kv = \"int8\" needs 16 bits: say dtype = \"auto\", or kv = \"full\"".into());
         }
         if !matches!(self.engine.dtype.as_str(), "auto" | "bf16" | "f32") {
             return Err(format!("[engine] dtype `{}`: expected auto, bf16 or f32", self.engine.dtype));

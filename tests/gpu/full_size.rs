@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use antiphon::synth::cosyvoice::backend::{Backend, Embed, FlowPrompt, MinLength, Options, Sampling, SlotRequest};
+use antiphon::synth::cosyvoice::backend::{
+    Backend, Embed, FlowPrompt, Hardware, MinLength, Options, Sampling, SlotRequest,
+};
 use antiphon::synth::cosyvoice::config::Config;
 use antiphon::synth::cosyvoice::cpu::CpuBackend;
 use antiphon::synth::cosyvoice::gpu::{self, GpuBackend, Part, Precision};
@@ -65,11 +67,18 @@ fn outputs<B: Probe>(backend: &mut B, config: &Config, mel: Option<&Values>) -> 
 /// mean square of what is expected.
 type Limits = [(f64, f64); 4];
 
-const SINGLE: (&str, Precision, Limits) =
-    ("single", Precision::EXACT, [(1e-4, 1e-5), (1e-4, 1e-5), (1e-3, 1e-4), (1e-3, 1e-4)]);
+/// How the engine computes, whether it keeps the flow's keys in 8 bits, and what is allowed then.
+type Way = (&'static str, Precision, bool, Limits);
 
-fn working() -> (&'static str, Precision, Limits) {
-    ("working", Precision::default(), [(0.06, 0.01), (0.01, 0.002), (1e-3, 1e-4), (0.03, 0.005)])
+fn ways() -> [Way; 3] {
+    let single = [(1e-4, 1e-5), (1e-4, 1e-5), (1e-3, 1e-4), (1e-3, 1e-4)];
+    let working = [(0.06, 0.01), (0.01, 0.002), (1e-3, 1e-4), (0.03, 0.005)];
+    let int8 = [working[0], (0.05, 0.01), working[2], working[3]];
+    [
+        ("single", Precision::EXACT, false, single),
+        ("working", Precision::default(), false, working),
+        ("int8", Precision::default(), true, int8),
+    ]
 }
 
 /// Teacher-forced scores, mel, F0 and samples of the checkpoint in `dir` on the GPU against the CPU.
@@ -81,9 +90,9 @@ fn agrees(dir: &Path) {
     };
     let mut wrong = Vec::new();
     println!("{:<8} {:<8} {:>10} {:>10} {:>10}  max and rms allowed", "", "", "max", "rms", "of");
-    for (name, precision, limits) in [SINGLE, working()] {
-        let options =
-            Options { slots: Some(8), memory: Some(8 << 30), hardware: super::hardware(), ..Options::default() };
+    for (name, precision, int8_keys, limits) in ways() {
+        let hardware = Hardware { int8_keys, ..super::hardware() };
+        let options = Options { slots: Some(8), memory: Some(8 << 30), hardware, ..Options::default() };
         let mut backend = GpuBackend::load(dir, 0, options, precision).expect("the GPU engine loads");
         let actual = outputs(&mut backend, &config, Some(&expected.mel));
         let pairs = [

@@ -52,6 +52,7 @@ fn hardware() -> Hardware {
         cache: variable("ANTIPHON_TEST_CACHE").map(Into::into),
         memory: None,
         invariant: false,
+        int8_keys: false,
     }
 }
 
@@ -115,9 +116,10 @@ fn one_share_of_the_architectures() {
     }
 }
 
-fn selftest(precision: Precision, limits: &[(&str, f64)]) {
+fn selftest(precision: Precision, int8_keys: bool, limits: &[(&str, f64)]) {
     let kit = Kit::open(Path::new(KIT)).expect("the kit opens");
-    let mut backend = GpuBackend::load(&kit.checkpoint_dir(), 0, options(&kit), precision).expect("the model loads");
+    let options = Options { hardware: Hardware { int8_keys, ..hardware() }, ..options(&kit) };
+    let mut backend = GpuBackend::load(&kit.checkpoint_dir(), 0, options, precision).expect("the model loads");
     let working = precision != Precision::EXACT;
     let report = selftest::run(&kit, &mut backend, limits).expect("the kit runs");
     println!("{report}");
@@ -129,14 +131,22 @@ fn selftest(precision: Precision, limits: &[(&str, f64)]) {
 #[test]
 fn single_precision_is_within_the_kits_tolerances() {
     if let Some(_device) = device() {
-        selftest(Precision::EXACT, &[]);
+        selftest(Precision::EXACT, false, &[]);
     }
 }
 
 #[test]
 fn working_precision_is_within_its_stated_tolerances() {
     if let Some(_device) = device() {
-        selftest(Precision::default(), selftest::WORKING);
+        selftest(Precision::default(), false, selftest::WORKING);
+    }
+}
+
+/// `[engine] kv = "int8"`: what it adds is less than what 16 bits are allowed.
+#[test]
+fn keys_in_eight_bits_are_within_the_tolerances_of_the_working_precision() {
+    if let Some(_device) = device() {
+        selftest(Precision::default(), true, selftest::WORKING);
     }
 }
 

@@ -442,6 +442,8 @@ pub struct Hardware {
     pub memory: Option<MemoryLimit>,
     /// Whether results have the same bits whatever else is in a step, at the price of slower steps.
     pub invariant: bool,
+    /// Whether the flow keeps keys and values in 8 bits, a scale for each frame and head: half the memory of an utterance.
+    pub int8_keys: bool,
 }
 
 /// How much of a device's memory an engine uses, its weights and what the driver takes for it included.

@@ -95,8 +95,8 @@ fn content(dir: &Path, options: &Options, precision: &str) -> (Arc<OnceLock<Stri
     let stems = [options.llm.stem(), checkpoint::Part::Flow.stem(), checkpoint::Part::Hift.stem()];
     let networks = stems.map(|stem| checkpoint::find(dir, stem)).to_vec();
     let Options { llm, final_chunk, sine_noise, hardware, .. } = options;
-    let loaded =
-        format!("{precision} {llm:?} {final_chunk:?} {sine_noise:?} {} {:?}", hardware.invariant, hardware.taken_for);
+    let how = format!("{} {}", hardware.invariant, hardware.int8_keys);
+    let loaded = format!("{precision} {llm:?} {final_chunk:?} {sine_noise:?} {how} {:?}", hardware.taken_for);
     (identity::read_model(dir, networks), loaded)
 }
 

@@ -168,6 +168,8 @@ pub(super) struct Device {
     pub(super) shared: u32,
     /// Whether no kernel's shape may change the order of a sum with the number of rows ([`Hardware::invariant`]).
     pub(super) invariant: bool,
+    /// Whether the flow keeps keys and values in 8 bits ([`Hardware::int8_keys`]).
+    pub(super) int8_keys: bool,
     /// Whether it has Hopper's warpgroup products and bulk copies, which no other generation has.
     pub(super) hopper: bool,
     /// How many there are: block shapes are chosen so that each has something to do.
@@ -225,6 +227,7 @@ impl Device {
             identity: identity(&asked)?,
             shared: asked.shared(),
             invariant: hardware.invariant,
+            int8_keys: hardware.int8_keys,
             hopper: asked.hopper(),
             target: asked,
             trace: Trace::default(),

@@ -57,9 +57,11 @@ const ATTEND: [Attend; 5] = [
 ];
 
 impl Attend {
-    /// Dynamic shared memory: queries, the chunk's own keys and values, then two tiles of keys and of values a group.
-    fn shared(&self, head_dim: usize) -> u32 {
-        ((16 * self.warps + 2 * QUERIES + 4 * self.groups * self.tile) * head_dim * 2) as u32
+    /// Dynamic shared memory: queries, the chunk's own keys and values, then two tiles of keys and of values a group, and of
+    /// 8 bit ones two scales for each key.
+    fn shared(&self, head_dim: usize, int8: bool) -> u32 {
+        let keys = self.groups * self.tile;
+        ((16 * self.warps + 2 * QUERIES + 4 * keys) * head_dim * 2 + usize::from(int8) * 16 * keys) as u32
     }
 
     /// Blocks that share the queries of a row.
@@ -468,11 +470,12 @@ impl Flow {
         let (blocks, at_once) = (2 * width * f.heads, self.device.multiprocessors);
         let wanted = [2 * at_once, at_once, at_once / 2, at_once / 4].iter().filter(|&&most| blocks <= most).count();
         let wanted = if self.device.invariant { 0 } else { wanted };
-        let fits = |which: &usize| ATTEND[*which].shared(f.head_dim) + ATTEND_STATIC <= self.device.shared;
+        let shared = |which: usize| ATTEND[which].shared(f.head_dim, self.device.int8_keys);
+        let fits = |which: &usize| shared(*which) + ATTEND_STATIC <= self.device.shared;
         let which = (0..=wanted).rev().find(fits).unwrap_or(0);
         let way = &ATTEND[which];
         let grid = (heads, rows, way.blocks() as u32);
-        (self.kernels.attend[which], grid, (32 * way.warps * way.groups) as u32, way.shared(f.head_dim))
+        (self.kernels.attend[which], grid, (32 * way.warps * way.groups) as u32, shared(which))
     }
 
     /// Makes plans and graphs for steps of up to `most` utterances, which may have several blocks in a step.
@@ -555,9 +558,18 @@ impl Norms<'_> {
     }
 }
 
-/// The macros of flow.cu.
-pub(super) fn defines(f: &FlowConfig) -> Vec<(&'static str, i64)> {
+/// Bytes of a head's keys, or values, of a block at one Euler step; in 8 bits with a scale for each frame behind them.
+fn head_bytes(f: &FlowConfig, elt: Elt, int8: bool) -> usize {
+    match int8 {
+        true => (f.block * (f.head_dim + 4)).next_multiple_of(16),
+        false => f.block * f.head_dim * elt.size(),
+    }
+}
+
+/// The macros of flow.cu; `int8`: whether keys and values are kept in 8 bits.
+pub(super) fn defines(f: &FlowConfig, int8: bool) -> Vec<(&'static str, i64)> {
     vec![
+        ("INT8", int8.into()),
         ("HD", f.head_dim as i64),
         ("HEADS", f.heads as i64),
         ("DIM", f.dim as i64),

@@ -164,6 +164,9 @@ impl GpuBackend {
         options: Options,
         precision: Precision,
     ) -> Result<Self, GpuError> {
+        if options.hardware.int8_keys && precision.flow == Elt::F32 {
+            return Err(GpuError::Model("keys and values in 8 bits need a flow in 16 bits: `dtype` \"auto\"".into()));
+        }
         let device = Device::open(ordinal, &options.hardware)?;
         // Before memory is counted: what is left is the voice's.
         let seated = options.seat.as_ref().map(|seat| seat.settle(&device));
@@ -294,7 +297,7 @@ pub fn misfits(config: &Config, precision: Precision, shared_kib: u32) -> Vec<(&
     let shared = shared_kib << 10;
     let checks = [
         ("llm", llm::load::check(&config.llm, precision.llm, shared)),
-        ("flow", flow::load::check(config, shared)),
+        ("flow", flow::load::check(config, shared, false)),
         ("hift", hift::load::check(config)),
     ];
     checks.into_iter().filter_map(|(stage, check)| Some((stage, check.err()?.to_string()))).collect()

@@ -3,7 +3,7 @@
 use super::compiler::{Source, Unit};
 use super::device::GpuError;
 use super::mirror::checks;
-use super::{Precision, flow, gemm, hift, libraries, llm, whisper};
+use super::{Elt, Precision, flow, gemm, hift, libraries, llm, whisper};
 use crate::synth::cosyvoice::config::Config;
 
 const COMMON: &str = include_str!("kernels/common.cuh");
@@ -66,7 +66,8 @@ pub const ARCHITECTURES: [(&str, u32); 6] =
 /// What does not compile.
 pub fn compile_all(config: &Config, arch: &str, shared_kib: u32) -> Option<Result<(), GpuError>> {
     libraries::open_compiler().then(|| {
-        let (llm, flow, hift) = (llm::defines(&config.llm), flow::defines(&config.flow), hift::defines(config, 0));
+        let (llm, hift) = (llm::defines(&config.llm), hift::defines(config, 0));
+        let [flow, int8] = [false, true].map(|int8| flow::defines(&config.flow, int8));
         let (gemm, heads) = (gemm::defines(shared_kib << 10), whisper::defines(64, 64));
         for Precision { llm: l, flow: f, hift: h } in [Precision::default(), Precision::EXACT] {
             let mut units = vec![
@@ -76,6 +77,9 @@ pub fn compile_all(config: &Config, arch: &str, shared_kib: u32) -> Option<Resul
                 Unit { source: &HIFT, elt: h, defines: &hift },
                 Unit { source: &WHISPER, elt: f, defines: &heads },
             ];
+            if f != Elt::F32 {
+                units.push(Unit { source: &FLOW, elt: f, defines: &int8 });
+            }
             let mut elts = vec![l, f, h];
             elts.dedup();
             for elt in elts {

@@ -11,7 +11,7 @@ use super::super::weights::{Packed, Packer, Piece, Source, padded};
 use super::linear::{FEW_ROWS, Linear, Linears, PARTS as SHARES, narrow_kernels};
 use super::{
     ATTEND, ATTEND_SHARED, ATTEND_STATIC, BACK, Block, ChunkArgs, FEW_TILE, Flow, Front, Kernels, POSITION_TILE,
-    QUERIES, Scratch, Staged, WIDTH, Weights, defines,
+    QUERIES, Scratch, Staged, WIDTH, Weights, defines, head_bytes,
 };
 use crate::synth::cosyvoice::checkpoint::Part;
 use crate::synth::cosyvoice::config::{CONV_POS_GROUPS, CONV_POS_KERNEL, Config, FlowConfig, TIME_EMBED};
@@ -19,15 +19,15 @@ use crate::synth::cosyvoice::noise;
 
 const ROOT: &str = "decoder.estimator";
 
-/// Whether the kernels run a flow of these sizes where a block has `shared` bytes.
-pub(in super::super) fn check(config: &Config, shared: u32) -> Result<(), GpuError> {
+/// Whether the kernels run a flow of these sizes where a block has `shared` bytes; `int8`: with keys and values in 8 bits.
+pub(in super::super) fn check(config: &Config, shared: u32, int8: bool) -> Result<(), GpuError> {
     let f = &config.flow;
     let dim = f.dim;
     let (outputs, positions) = POSITION_TILE.shape();
     let inner = f.inner();
     let fits = f.head_dim.is_multiple_of(16)
         && (f.head_dim / 8).is_power_of_two()
-        && ATTEND[0].shared(f.head_dim) + ATTEND_STATIC <= shared
+        && ATTEND[0].shared(f.head_dim, int8) + ATTEND_STATIC <= shared
         && f.head_dim <= 128
         && f.block <= positions.min(QUERIES)
         && dim.is_multiple_of(64)
@@ -210,8 +210,8 @@ impl Flow {
     pub(in super::super) fn load(packer: &Packer, source: &dyn Source, config: &Config) -> Result<Self, GpuError> {
         let device = &packer.device;
         let (f, elt) = (&config.flow, packer.elt);
-        check(config, device.shared)?;
-        let module = device.compile(&units::FLOW, elt, &defines(f))?;
+        check(config, device.shared, device.int8_keys)?;
+        let module = device.compile(&units::FLOW, elt, &defines(f, device.int8_keys))?;
         let few = match elt {
             Elt::F32 => Vec::new(),
             _ => ["flow_product_16", "flow_product_32", "flow_product_48"]
@@ -221,7 +221,7 @@ impl Flow {
         };
         let narrow = narrow_kernels(device, &module, elt, f.block)?;
         let parts = usize::from(!narrow.is_empty());
-        let x_offset = f.steps * f.depth * 4 * f.block * f.inner() * elt.size();
+        let x_offset = f.steps * f.depth * 4 * f.heads * head_bytes(f, elt, device.int8_keys);
         let hist_bytes = f.steps * 2 * 2 * (CONV_POS_KERNEL - 1) * f.dim * elt.size();
         let per_row = f.block / config.token_mel_ratio + 2 + f.lookahead;
         let chunk_bytes = WIDTH * size_of::<ChunkArgs>();

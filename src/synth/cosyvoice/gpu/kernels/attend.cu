@@ -1,5 +1,5 @@
 // Attention of the flow: a chunk's queries over its utterance's keys so far. Continues flow.cu.
-#define KEY(c, j, v) ((const elt*)c.page[(j) / BLOCK] + kv_offset(c.step, layer, g, v, head) + ((j) % BLOCK) * HD)
+#define KEY(c, j, v) ((const elt*)(c.page[(j) / BLOCK] + kv_offset(c.step, layer, g, v, head)) + ((j) % BLOCK) * HD)
 #if ELT != 0
 #define QT 64
 #define KT 64
@@ -7,7 +7,7 @@
 DEV u32 swz(int r, int q) { return r * (HD * 2) + ((q ^ (r & (CPR - 1))) << 4); }
 // One head of one row: 64 queries by tiles of 64 keys, with the running softmax of flash attention.
 #define TILE_BYTES (KT * HD * 2)
-#define VOFF (HEADS * BLOCK * HD) // values lie this far behind keys
+#define VOFF (HEADS * HEAD_BYTES) // values lie so many bytes behind keys
 DEV float power2(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 // Weights of a softmax need no bounds.
 #if ELT == 1
@@ -92,11 +92,17 @@ struct Softmax {
 #define ATTEND_ARGS const Chunk *chunks, const elt *qkv, elt *out, const float2 *rope, int layer, int append
 // A block has the queries of MW warps of one head of one row, and G groups of as many warps share the tiles of TILE keys and
 // put their sums together at the end: few chunks still use the whole device. Tiles of keys that were there before are on their way before the product ends, two a
-// group; the chunk's own come through registers, which rotates them and puts them into the slab on the way.
+// group; the chunk's own come through registers, which rotates them and puts them into the slab on the way. Keys in 8 bits
+// arrive as they are and are widened into a tile of their own when their turn comes.
 template <int MW, int G, int TILE> DEV void attend(ATTEND_ARGS) {
     extern __shared__ __align__(128) unsigned char smem[];
     __shared__ u64 page_s[PAGES];
     constexpr int GT = 32 * MW, T = GT * G, PIECES = (QT * CPR + T - 1) / T, QB = 16 * MW, BYTES = TILE * HD * 2;
+#if INT8
+    constexpr int RAW = BYTES + 8 * TILE, RING = 2 * BYTES + 2 * RAW; // integers of keys and values, then their scales
+#else
+    constexpr int RING = 4 * BYTES;
+#endif
     dep_go();
     const int head = blockIdx.x, rr = blockIdx.y, g = rr & 1, grp = threadIdx.x / GT, tid = threadIdx.x % GT, lane = tid & 31, warp = tid >> 5;
     // the first of the block's queries
@@ -110,23 +116,40 @@ template <int MW, int G, int TILE> DEV void attend(ATTEND_ARGS) {
         return;
     }
     const int keys = c.keys, key0 = c.key0, frame0 = c.frame0, limit = append ? frame0 : keys;
-    const i64 koff = kv_offset(c.step, layer, g, 0, head) * sizeof(elt);
+    const i64 koff = kv_offset(c.step, layer, g, 0, head);
     if (threadIdx.x < PAGES) page_s[threadIdx.x] = there + koff;
     __syncthreads();
-    // Queries, own keys, own values, then two tiles of keys and of values a group.
-    const u32 q_s = smem_addr(smem), own_s = q_s + QB * HD * 2, ring = own_s + 2 * TILE_BYTES + grp * 4 * BYTES;
+    // Queries, own keys, own values, then two tiles of keys and of values a group; of integers one, and two that arrive.
+    constexpr int RINGS = QB * HD * 2 + 2 * TILE_BYTES;
+    const u32 q_s = smem_addr(smem), own_s = q_s + QB * HD * 2, ring = q_s + RINGS + grp * RING;
     const int before = (limit - key0 + TILE - 1) / TILE, tiles = before + (append ? (keys - frame0 + TILE - 1) / TILE : 0);
     auto fetch = [&](int t, int stage) {
         if (t < before) {
+#if INT8
+            const u32 to = ring + 2 * BYTES + stage * RAW;
+            for (int i = tid; i < TILE * (HD / 16); i += GT) {
+                const int r = i / (HD / 16), q = i % (HD / 16), j = key0 + t * TILE + r;
+                const bool ok = j < limit;
+                const int at = ok ? j : key0, pg = at / BLOCK, f = at - pg * BLOCK;
+                const u64 k = page_s[pg];
+                cp16(to + r * HD + q * 16, (const void*)(k + f * HD + q * 16), ok);
+                cp16(to + (TILE + r) * HD + q * 16, (const void*)(k + VOFF + f * HD + q * 16), ok);
+                if (q == 0) {
+                    cp4(to + BYTES + r * 4, (const void*)(k + BLOCK * HD + f * 4), ok);
+                    cp4(to + BYTES + (TILE + r) * 4, (const void*)(k + VOFF + BLOCK * HD + f * 4), ok);
+                }
+            }
+#else
 #pragma unroll
             for (int r = tid / CPR; r < TILE; r += GT / CPR) {
                 const int q = tid % CPR, j = key0 + t * TILE + r;
                 const bool ok = j < limit;
                 const int at = ok ? j : key0, pg = at / BLOCK;
-                const elt* k = (const elt*)page_s[pg] + (at - pg * BLOCK) * HD + q * 8;
-                cp16(ring + stage * 2 * BYTES + swz(r, q), k, ok);
-                cp16(ring + (stage * 2 + 1) * BYTES + swz(r, q), k + VOFF, ok);
+                const u64 k = page_s[pg] + ((at - pg * BLOCK) * HD + q * 8) * 2;
+                cp16(ring + stage * 2 * BYTES + swz(r, q), (const void*)k, ok);
+                cp16(ring + (stage * 2 + 1) * BYTES + swz(r, q), (const void*)(k + VOFF), ok);
             }
+#endif
         }
         cp_commit();
     };
@@ -155,18 +178,14 @@ template <int MW, int G, int TILE> DEV void attend(ATTEND_ARGS) {
     }
     if (!append) fetch(grp, 0);
     fetch(grp + G, 1);
-    elt* page = append ? (elt*)page_s[frame0 / BLOCK] : nullptr;
+    const u64 page = append ? page_s[frame0 / BLOCK] : 0;
 #pragma unroll
     for (int i = 0; i < PIECES; i++) {
         const int at = threadIdx.x + i * T, f = at / CPR, q = at % CPR;
         if (f >= QT) break;
         if (head == 0 && f < BLOCK)
 #pragma unroll
-            for (int n = 0; n < 2; n++) {
-                auto turned = [](u32 x, float a, float b) { float2 r = rotate_pair(unpack2(x), make_float2(a, b)); return pack2(r.x, r.y); };
-                v[i][n].x = turned(v[i][n].x, turn[i][0].x, turn[i][0].y); v[i][n].y = turned(v[i][n].y, turn[i][0].z, turn[i][0].w);
-                v[i][n].z = turned(v[i][n].z, turn[i][1].x, turn[i][1].y); v[i][n].w = turned(v[i][n].w, turn[i][1].z, turn[i][1].w);
-            }
+            for (int n = 0; n < 2; n++) v[i][n] = rotate_eight(v[i][n], (const float2*)turn[i]);
 #pragma unroll
         for (int n = 0; n < 3; n++) {
             if (n == 0) {
@@ -175,11 +194,26 @@ template <int MW, int G, int TILE> DEV void attend(ATTEND_ARGS) {
             }
             *(uint4*)(smem + QB * HD * 2 + (n - 1) * TILE_BYTES + swz(f, q)) = v[i][n];
             // Nobody waits for these: later rounds read them.
-            if (append && f < BLOCK && blockIdx.z == 0) *(uint4*)(page + (n - 1) * VOFF + f * HD + q * 8) = v[i][n];
+#if INT8
+            if (append && f < BLOCK && blockIdx.z == 0) store_int8(page + (n - 1) * VOFF, f, q, v[i][n]);
+#else
+            if (append && f < BLOCK && blockIdx.z == 0) *(uint4*)(page + (n - 1) * VOFF + (f * HD + q * 8) * 2) = v[i][n];
+#endif
         }
     }
     __syncthreads();
     auto group_meets = [&] { asm volatile("bar.sync %0, %1;" ::"r"(grp + 1), "n"(GT) : "memory"); };
+#if INT8
+    auto widen = [&](int stage) {
+        unsigned char *to = smem + RINGS + grp * RING, *from = to + 2 * BYTES + stage * RAW;
+        const float* scales = (const float*)(from + BYTES);
+#pragma unroll 2
+        for (int i = tid; i < 2 * TILE * CPR; i += GT) {
+            const int r = i / CPR, q = i % CPR, n = r / TILE;
+            *(uint4*)(to + n * BYTES + swz(r - n * TILE, q)) = from_int8(*(const uint2*)(from + r * HD + q * 8), scales[r]);
+        }
+    };
+#endif
     Softmax s;
     s.queries(q_s, warp, lane);
     for (int t = grp, stage = 0; t < tiles; t += G, stage ^= 1) {
@@ -187,7 +221,15 @@ template <int MW, int G, int TILE> DEV void attend(ATTEND_ARGS) {
         group_meets();
         const bool own = t >= before;
         const int first = own ? frame0 + (t - before) * TILE : key0 + t * TILE;
+#if INT8
+        if (!own) {
+            widen(stage);
+            group_meets();
+        }
+        const u32 ks = own ? own_s + (t - before) * BYTES : ring;
+#else
         const u32 ks = own ? own_s + (t - before) * BYTES : ring + stage * 2 * BYTES;
+#endif
         s.add<TILE>(ks, ks + (own ? TILE_BYTES : BYTES), (own ? keys : limit) - first, lane);
         if (t + G < tiles) {
             group_meets();

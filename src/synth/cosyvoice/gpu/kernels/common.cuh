@@ -115,6 +115,11 @@ DEV void cp16(u32 dst, const void* src, bool ok) {
     int n = ok ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(n));
 }
+// Four.
+DEV void cp4(u32 dst, const void* src, bool ok) {
+    int n = ok ? 4 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst), "l"(src), "r"(n));
+}
 DEV void cp_commit() { asm volatile("cp.async.commit_group;"); }
 template <int N> DEV void cp_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N)); }
 

@@ -4,7 +4,8 @@
 // row 0 guided and row 1 not. Its keys and values, and its x and mu, live in slabs that the utterance keeps;
 // what came before is reached through the utterance's list of them.
 //
-// HD: head width; HEADS; DIM: residual width; MEL; BLOCK: frames of a block; LAYERS; STEPS: Euler steps.
+// HD: head width; HEADS; DIM: residual width; MEL; BLOCK: frames of a block; LAYERS; STEPS: Euler steps; INT8: whether
+// keys and values are kept in 8 bits.
 #ifndef HD
 #define HD 64
 #define HEADS 16
@@ -13,6 +14,7 @@
 #define BLOCK 50
 #define LAYERS 22
 #define STEPS 10
+#define INT8 0
 #define CIN 320
 #endif
 #define INNER (HD * HEADS)
@@ -28,11 +30,16 @@ struct Chunk {
     u64 page[PAGES]; // where the keys and values of each block lie, less the offset of this Euler step in a slab
 };
 // Inside a slab: keys and values as [step][layer][row][2][head][BLOCK][HD], then x and mu as float [BLOCK][..] of a few
-// blocks.
+// blocks. In 8 bits a head's [BLOCK][HD] integers have a scale for each frame behind them, float [BLOCK].
+#if INT8
+#define HEAD_BYTES ((BLOCK * HD + BLOCK * 4 + 15) / 16 * 16)
+#else
+#define HEAD_BYTES (BLOCK * HD * (i64)sizeof(elt))
+#endif
 DEV i64 kv_offset(int step, int layer, int row, int v, int head) {
-    return (((((i64)step * LAYERS + layer) * 2 + row) * 2 + v) * HEADS + head) * (BLOCK * HD);
+    return (((((i64)step * LAYERS + layer) * 2 + row) * 2 + v) * HEADS + head) * HEAD_BYTES;
 }
-#define X_OFFSET ((i64)STEPS * LAYERS * 4 * BLOCK * INNER * (i64)sizeof(elt))
+#define X_OFFSET ((i64)STEPS * LAYERS * 4 * HEADS * HEAD_BYTES)
 #define MU_OFFSET (X_OFFSET + (i64)BLOCK * MEL * 4)
 DEV float* chunk_x(const Chunk& c) { return (float*)(c.own + X_OFFSET); }
 DEV float* chunk_mu(const Chunk& c) { return (float*)(c.own + MU_OFFSET); }
@@ -307,11 +314,56 @@ KERNEL flow_euler(const Chunk* chunks, const float* v, const float* dt, float gu
 // Rotates neighbouring channels of the first head; the others carry no position.
 DEV float2 rotate_pair(float2 v, float2 cs) { return make_float2(v.x * cs.x - v.y * cs.y, v.y * cs.x + v.x * cs.y); }
 
+#if INT8
+// Eight of a frame's values as integers, and what they are to be multiplied by: the largest of the frame's HD values is 127.
+// HD / 8 neighbouring lanes have the frame's values, and meet here.
+DEV uint2 to_int8(uint4 x, float& scale) {
+    const float2 v[4] = {unpack2(x.x), unpack2(x.y), unpack2(x.z), unpack2(x.w)};
+    constexpr int LANES = HD / 8;
+    const u32 all = (u32)((1ull << LANES) - 1) << (threadIdx.x & 31 & ~(LANES - 1));
+    float most = 0.f;
+#pragma unroll
+    for (int i = 0; i < 4; i++) most = fmaxf(most, fmaxf(fabsf(v[i].x), fabsf(v[i].y)));
+#pragma unroll
+    for (int w = LANES / 2; w; w >>= 1) most = fmaxf(most, __shfl_xor_sync(all, most, w));
+    scale = most * (1.f / 127.f);
+    const float by = most > 0.f ? 127.f / most : 0.f;
+    auto two = [&](float2 p) { return (u32)(__float2int_rn(p.x * by) & 255) | (u32)(__float2int_rn(p.y * by) & 255) << 8; };
+    return make_uint2(two(v[0]) | two(v[1]) << 16, two(v[2]) | two(v[3]) << 16);
+}
+DEV uint4 from_int8(uint2 x, float scale) {
+    auto two = [&](u32 w, int at) { return pack2((float)(signed char)(w >> at) * scale, (float)(signed char)(w >> (at + 8)) * scale); };
+    return make_uint4(two(x.x, 0), two(x.x, 16), two(x.y, 0), two(x.y, 16));
+}
+// Piece q of frame f of a head's keys or values.
+DEV void store_int8(u64 head, int f, int q, uint4 x) {
+    float scale;
+    const uint2 bytes = to_int8(x, scale);
+    *(uint2*)(head + f * HD + q * 8) = bytes;
+    if (q == 0) *(float*)(head + BLOCK * HD + f * 4) = scale;
+}
+#endif
+// Eight neighbouring channels of the first head, from pair `at` of a frame's angles on.
+#if ELT != 0
+DEV uint4 rotate_eight(uint4 x, const float2* at) {
+    auto turned = [](u32 pair, float2 cs) { float2 r = rotate_pair(unpack2(pair), cs); return pack2(r.x, r.y); };
+    return make_uint4(turned(x.x, at[0]), turned(x.y, at[1]), turned(x.z, at[2]), turned(x.w, at[3]));
+}
+#endif
 // The chunk's own keys and values into its slab, in 16 byte pieces.
 DEV void append_kv(const Chunk& c, const elt* qkv, i64 row0, int layer, int g, int head, const float2* rope, int tid, int threads) {
-    elt* page = (elt*)c.page[c.frame0 / BLOCK];
-    elt* kd = page + kv_offset(c.step, layer, g, 0, head);
-    elt* vd = page + kv_offset(c.step, layer, g, 1, head);
+    const u64 page = c.page[c.frame0 / BLOCK], keys = page + kv_offset(c.step, layer, g, 0, head), values = page + kv_offset(c.step, layer, g, 1, head);
+#if INT8
+    for (int i = tid; i < BLOCK * (HD / 8); i += threads) {
+        const int f = i / (HD / 8), q = i % (HD / 8);
+        const elt* src = qkv + (row0 + f) * 3 * INNER + INNER + head * HD + q * 8;
+        uint4 k = *(const uint4*)src;
+        if (head == 0) k = rotate_eight(k, rope + (i64)(c.frame0 + f) * (HD / 2) + q * 4);
+        store_int8(keys, f, q, k);
+        store_int8(values, f, q, *(const uint4*)(src + INNER));
+    }
+#else
+    elt *kd = (elt*)keys, *vd = (elt*)values;
 #if ELT != 0
     if (head != 0) {
 #pragma unroll 4
@@ -334,6 +386,7 @@ DEV void append_kv(const Chunk& c, const elt* qkv, i64 row0, int layer, int g, i
         float2 v = load2(src + INNER);
         store2(vd + f * HD + 2 * j, v.x, v.y);
     }
+#endif
 }
 // Keys and values of all chunks before any attends: for whole utterances at once.
 KERNEL flow_append(const Chunk* chunks, const elt* qkv, const float2* rope, int layer) {
