@@ -7,7 +7,7 @@ use super::*;
 use crate::sched;
 use crate::synth::device::{Loader, Recovery};
 use crate::synth::tone::Tone;
-use crate::synth::{Caps, PerStage, Progress, Slot, Stages, Step, SynthError, Synthesizer, VoiceInfo};
+use crate::synth::{Caps, Progress, Seeds, Slot, Stages, Step, SynthError, Synthesizer, VoiceInfo};
 use crate::text::Lexicon;
 use crate::turn::Utterance;
 
@@ -350,7 +350,7 @@ impl Synthesizer for Frail {
         self.tone.close(slot);
     }
 
-    fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError> {
+    fn warm_up(&mut self) -> Result<Seeds, SynthError> {
         self.tone.warm_up()
     }
 }

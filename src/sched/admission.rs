@@ -240,7 +240,7 @@ mod tests {
     fn reasons(config: &Config, memory: u64, held: u64) -> Option<RefusedReason> {
         let now = crate::clock::now();
         let (mut table, mut tenants) = (Table::new(4, false), Tenants::default());
-        let mut forecast = Forecast::new(&LIMITS, PerStage::splat(Duration::from_millis(1)));
+        let mut forecast = Forecast::new(&LIMITS, &PerStage::splat(Duration::from_millis(1)).into());
         forecast.sized(100, 100);
         let tenant = tenants.index(&"".into(), config, now);
         let id = table.add(now, spec(1, Class::Live), tenant, now, || tenants.permit(tenant));

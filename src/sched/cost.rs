@@ -11,9 +11,41 @@ const WIDTHS: usize = 20;
 const ROUNDS: usize = 7;
 /// Weight of a new observation. Costs drift with context lengths, over tens of steps.
 const WEIGHT: f64 = 0.1;
-/// A wider step that was never seen is taken to cost this much more per bucket, by the root of two per octave:
+/// A step wider than any that was seen is taken to cost this much more per bucket, by the root of two per octave:
 /// optimistic (one device call is cheaper than two) but bounded, so that the first wide step teaches what it really is.
 const GROWTH: f64 = 1.189_207_115_002_721;
+
+/// What one round of a step took at warm-up, by stage and width: what steps are taken to cost until they were seen.
+///
+/// # Why
+/// From the narrowest steps alone nothing can be told of wide ones: of one GPU's, 64 chunks of flow cost fourteen times as much
+/// as one, and 256 rows of decoding three times. A scheduler that has to guess admits and batches wrongly until it has
+/// made every mistake once, in the ears of the first callers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seeds(PerStage<Vec<(usize, Duration)>>);
+
+impl Seeds {
+    /// One round of `stage` with `width` slots took so long; the shortest of each width counts.
+    pub fn add(&mut self, stage: Stage, width: usize, took: Duration) {
+        let list = &mut self.0[stage];
+        match list.iter_mut().find(|(known, _)| *known == width) {
+            Some((_, shortest)) => *shortest = took.min(*shortest),
+            None => list.push((width, took)),
+        }
+    }
+
+    /// What was seen of `stage`.
+    pub fn of(&self, stage: Stage) -> &[(usize, Duration)] {
+        &self.0[stage]
+    }
+}
+
+impl From<PerStage<Duration>> for Seeds {
+    /// Of the narrowest steps; zero for stages that the voice lacks.
+    fn from(narrowest: PerStage<Duration>) -> Self {
+        Self(narrowest.map(|took| if took.is_zero() { Vec::new() } else { vec![(1, took)] }))
+    }
+}
 
 /// Smoothed mean and mean deviation, in seconds, as in TCP's round-trip estimator (RFC 6298).
 #[derive(Clone, Copy, Debug)]
@@ -42,11 +74,14 @@ pub(super) struct Costs {
 }
 
 impl Costs {
-    /// Starts from the narrowest steps of the warm-up.
-    pub(super) fn new(seeds: PerStage<Duration>) -> Self {
-        let table = seeds.map(|seed| {
+    /// Starts from what the warm-up took.
+    pub(super) fn new(seeds: &Seeds) -> Self {
+        let table = PerStage::from_fn(|stage| {
             let mut table = [[None; ROUNDS]; WIDTHS];
-            table[0][0] = Some(Estimate { mean: seed.as_secs_f64(), deviation: 0.0, seed: true });
+            for (width, took) in seeds.of(stage) {
+                table[width_bucket(*width)][0] =
+                    Some(Estimate { mean: took.as_secs_f64(), deviation: 0.0, seed: true });
+            }
             table
         });
         Self { table }
@@ -69,8 +104,8 @@ impl Costs {
         if let Some(estimate) = &table[w][r] {
             return cost(estimate);
         }
-        // The nearest known cell: fewer rounds at this width first (rounds are all but proportional), then
-        // narrower, then wider.
+        // The nearest known cells: other rounds at this width first (rounds are all but proportional), then between the
+        // next narrower and the next wider width.
         let scale = |from: usize, to: usize| f64::from(1u32 << to) / f64::from(1u32 << from);
         let at_width = |w: usize| {
             let near = (0..ROUNDS).filter(|&k| table[w][k].is_some()).min_by_key(|&k| k.abs_diff(r))?;
@@ -79,8 +114,16 @@ impl Costs {
         if let Some(cost) = at_width(w) {
             return cost;
         }
-        let narrower = (0..w).rev().find_map(|k| Some(at_width(k)? * GROWTH.powi((w - k) as i32)));
-        narrower.or_else(|| (w + 1..WIDTHS).find_map(at_width)).unwrap_or(0.0)
+        let narrower = (0..w).rev().find_map(|k| Some((k, at_width(k)?)));
+        let wider = (w + 1..WIDTHS).find_map(|k| Some((k, at_width(k)?)));
+        match (narrower, wider) {
+            (Some((k, low)), Some((l, high))) => {
+                let (from, to) = (widest(k) as f64, widest(l) as f64);
+                low + (high - low) * ((width as f64 - from) / (to - from)).clamp(0.0, 1.0)
+            }
+            (Some((k, low)), None) => low * GROWTH.powi((w - k) as i32),
+            (None, wider) => wider.map_or(0.0, |(_, high)| high),
+        }
     }
 }
 
@@ -88,6 +131,11 @@ fn width_bucket(width: usize) -> usize {
     let octave = bucket(width, usize::MAX);
     let lower = octave > 1 && width <= 3 << (octave - 2);
     (2 * octave).saturating_sub(usize::from(octave > 0) + usize::from(lower)).min(WIDTHS - 1)
+}
+
+/// The widest step of a bucket.
+fn widest(bucket: usize) -> usize {
+    if bucket.is_multiple_of(2) && bucket > 0 { 3 << (bucket / 2 - 1) } else { 1 << bucket.div_ceil(2) }
 }
 
 fn bucket(n: usize, buckets: usize) -> usize {
@@ -104,7 +152,7 @@ mod tests {
 
     #[test]
     fn the_first_step_replaces_the_seed_and_later_ones_are_smoothed() {
-        let mut costs = Costs::new(PerStage::splat(ms(1.0)));
+        let mut costs = Costs::new(&PerStage::splat(ms(1.0)).into());
         assert!((costs.predict(Stage::Flow, 1, 1) - 1e-3).abs() < 1e-12);
         costs.observe(Stage::Flow, 1, 1, ms(2.0));
         assert!((costs.predict(Stage::Flow, 1, 1) - 2e-3).abs() < 1e-12);
@@ -121,8 +169,34 @@ mod tests {
     }
 
     #[test]
+    fn every_bucket_knows_its_widest_step() {
+        for bucket in 0..WIDTHS {
+            assert_eq!(width_bucket(widest(bucket)), bucket);
+            assert_eq!(width_bucket(widest(bucket) + 1), (bucket + 1).min(WIDTHS - 1));
+        }
+    }
+
+    #[test]
+    fn between_two_widths_of_the_warm_up_costs_lie_on_a_line_until_they_are_seen() {
+        let mut seeds = Seeds::default();
+        for (width, took) in [(1, 0.7), (1, 0.6), (8, 1.4), (64, 8.0)] {
+            seeds.add(Stage::Flow, width, ms(took));
+        }
+        assert_eq!(seeds.of(Stage::Flow)[0], (1, ms(0.6)), "the shortest counts");
+        let mut costs = Costs::new(&seeds);
+        let cost = |costs: &Costs, width| (costs.predict(Stage::Flow, width, 1) * 1e6).round();
+        assert_eq!([1, 8, 64].map(|width| cost(&costs, width)), [600.0, 1_400.0, 8_000.0]);
+        assert_eq!(cost(&costs, 36), 4_700.0, "half way from 8 to 64");
+        assert!(cost(&costs, 128) > 8_000.0);
+        assert_eq!(costs.predict(Stage::Vocode, 4, 1), 0.0, "a stage that the voice lacks");
+        // A first wide step is a surprise: seeds give way to it, and what lies between follows.
+        costs.observe(Stage::Flow, 32, 1, ms(5.0));
+        assert_eq!((cost(&costs, 32), cost(&costs, 20)), (5_000.0, 3_200.0));
+    }
+
+    #[test]
     fn unseen_widths_grow_from_the_nearest_and_are_learned() {
-        let mut costs = Costs::new(PerStage::splat(ms(1.0)));
+        let mut costs = Costs::new(&PerStage::splat(ms(1.0)).into());
         costs.observe(Stage::Decode, 4, 1, ms(3.0));
         let wide = costs.predict(Stage::Decode, 16, 1);
         assert!((wide - 6e-3).abs() < 1e-9, "{wide}");

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use super::cost::Costs;
+use super::cost::{Costs, Seeds};
 use super::gather::TOGETHER;
 use super::job::Job;
 use super::step::{EngineLimits, PerStage, Stage, Step};
@@ -71,8 +71,8 @@ pub(super) struct Forecast {
 }
 
 impl Forecast {
-    /// `seeds`: what the narrowest step of each stage took at warm-up.
-    pub(super) fn new(limits: &EngineLimits, seeds: PerStage<Duration>) -> Self {
+    /// `seeds`: what steps took at warm-up.
+    pub(super) fn new(limits: &EngineLimits, seeds: &Seeds) -> Self {
         Self {
             costs: Costs::new(seeds),
             width: limits.width,
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn streams_that_meet_in_wide_steps_cost_less_each() {
         let now = crate::clock::now();
-        let mut forecast = Forecast::new(&LIMITS, PerStage::splat(Duration::from_millis(10)));
+        let mut forecast = Forecast::new(&LIMITS, &PerStage::splat(Duration::from_millis(10)).into());
         assert_eq!((forecast.load(5), forecast.sustainable(0.9)), (0.0, 0.0), "nothing is known yet");
         let mut job = Job::new(spec(1, Class::Live), 0, now);
         job.rounds[Stage::Vocode] = 2;

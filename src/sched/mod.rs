@@ -64,6 +64,7 @@ use self::admission::Admission;
 pub use self::admission::{Refused, RefusedReason};
 use self::batching::Batching;
 pub use self::config::{Config, Tenant};
+pub use self::cost::Seeds;
 use self::demand::Arrivals;
 use self::forecast::Forecast;
 use self::inflight::{Ended, InFlight};
@@ -123,8 +124,8 @@ pub struct Scheduler {
 
 impl Scheduler {
     /// A scheduler for one warmed-up device. `memory`: bytes that open utterances may hold, 0: not limited; `seeds`:
-    /// what the narrowest step of each stage took at warm-up.
-    pub fn new(config: Config, limits: EngineLimits, memory: u64, seeds: PerStage<Duration>) -> Self {
+    /// what steps took at warm-up.
+    pub fn new(config: Config, limits: EngineLimits, memory: u64, seeds: &Seeds) -> Self {
         Self {
             config,
             table: Table::new(limits.slots, limits.width[Stage::Decode] > 0),

@@ -23,7 +23,7 @@ pub(super) fn spec(stream: u64, class: Class) -> JobSpec {
 }
 
 fn scheduler(config: Config, limits: EngineLimits, memory: u64) -> Scheduler {
-    Scheduler::new(config, limits, memory, PerStage::splat(MS))
+    Scheduler::new(config, limits, memory, &PerStage::splat(MS).into())
 }
 
 /// A device of two slots.

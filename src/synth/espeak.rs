@@ -33,7 +33,8 @@ use self::child::{Child, Share};
 use self::voices::Catalogue;
 use self::words::{Aligner, Task};
 use super::{
-    Caps, EngineLimits, Identity, PerStage, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo,
+    Caps, EngineLimits, Identity, PerStage, Progress, Seeds, Slot, Stage, Stages, Step, SynthError, Synthesizer,
+    VoiceInfo,
 };
 use crate::clock;
 use crate::turn::{Class, Utterance};
@@ -345,7 +346,7 @@ impl Synthesizer for Espeak {
         }
     }
 
-    fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError> {
+    fn warm_up(&mut self) -> Result<Seeds, SynthError> {
         let manner = self.manner(None, None, 1.0)?;
         let mut child = self.take(&manner)?;
         child.say("ready").map_err(|e| SynthError::Device(format!("espeak-ng: {e}")))?;
@@ -368,7 +369,7 @@ impl Synthesizer for Espeak {
         let took = clock::now() - start;
         self.bury(child);
         self.keep_warm(&manner)?;
-        Ok(PerStage::new([Duration::ZERO, Duration::ZERO, Duration::ZERO, took]))
+        Ok(PerStage::new([Duration::ZERO, Duration::ZERO, Duration::ZERO, took]).into())
     }
 }
 

@@ -12,12 +12,11 @@ mod precedence;
 pub mod tone;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 pub use self::cosyvoice::bistream::Order as TextOrder;
 pub use self::identity::Identity;
 pub use self::precedence::Precedence;
-pub use crate::sched::{EngineLimits, Need, Outcome, PerStage, Slot, Stage, Stages, Step};
+pub use crate::sched::{EngineLimits, Need, Outcome, PerStage, Seeds, Slot, Stage, Stages, Step};
 use crate::turn::{Utterance, UtteranceId};
 
 /// What one step did for one slot: what the scheduler follows, and the audio, which it never sees.
@@ -176,12 +175,12 @@ pub trait Synthesizer: Send {
     /// The utterance is over.
     fn forget(&mut self, _utterance: UtteranceId) {}
 
-    /// Runs every stage and width once, so that the first caller pays for nothing. Returns how long each
-    /// stage's narrowest step took, to seed the cost model; zero for stages it lacks.
+    /// Runs every stage at several widths once, so that the first caller pays for nothing. Returns what one round of each
+    /// took, to seed the cost model.
     ///
     /// # Errors
     /// The device does not work.
-    fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError>;
+    fn warm_up(&mut self) -> Result<Seeds, SynthError>;
 
     /// Looks for voices added to or removed from the voices folder since the last call.
     fn refresh_voices(&mut self) {}

@@ -6,8 +6,8 @@ use std::f32::consts::TAU;
 use std::time::Duration;
 
 use super::{
-    Caps, EngineLimits, Identity, Outcome, PerStage, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer,
-    VoiceInfo,
+    Caps, EngineLimits, Identity, Outcome, PerStage, Progress, Seeds, Slot, Stage, Stages, Step, SynthError,
+    Synthesizer, VoiceInfo,
 };
 use crate::audio::{FRAME_SAMPLES, RATE};
 use crate::turn::Utterance;
@@ -93,8 +93,8 @@ impl Synthesizer for Tone {
         self.open.remove(&slot);
     }
 
-    fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError> {
-        Ok(PerStage::new([Duration::ZERO, Duration::ZERO, Duration::ZERO, Duration::from_micros(50)]))
+    fn warm_up(&mut self) -> Result<Seeds, SynthError> {
+        Ok(PerStage::new([Duration::ZERO, Duration::ZERO, Duration::ZERO, Duration::from_micros(50)]).into())
     }
 }
 

@@ -19,7 +19,7 @@ use antiphon::clock;
 use antiphon::sched;
 use antiphon::synth::device::{Engine, Loader};
 use antiphon::synth::tone::Tone;
-use antiphon::synth::{Caps, PerStage, Progress, Slot, Stages, Step, SynthError, Synthesizer, VoiceInfo};
+use antiphon::synth::{Caps, Progress, Seeds, Slot, Stages, Step, SynthError, Synthesizer, VoiceInfo};
 use antiphon::turn::Utterance;
 use antiphon_skip::postgres::Postgres;
 
@@ -90,7 +90,7 @@ impl Synthesizer for Held {
         self.0.close(slot);
     }
 
-    fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError> {
+    fn warm_up(&mut self) -> Result<Seeds, SynthError> {
         self.0.warm_up()
     }
 }

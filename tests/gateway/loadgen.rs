@@ -9,7 +9,8 @@ use antiphon::secret::Secret;
 use antiphon::sip::{TlsConfig, User};
 use antiphon::synth::device::Loader;
 use antiphon::synth::{
-    Caps, EngineLimits, Outcome, PerStage, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo,
+    Caps, EngineLimits, Outcome, PerStage, Progress, Seeds, Slot, Stage, Stages, Step, SynthError, Synthesizer,
+    VoiceInfo,
 };
 use antiphon::turn::Utterance;
 use antiphon_loadgen::call::{CallError, Leg, now};
@@ -346,7 +347,7 @@ impl Synthesizer for Clockwork {
 
     fn close(&mut self, _: Slot) {}
 
-    fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError> {
-        Ok(PerStage::new([Duration::ZERO, Duration::ZERO, Duration::ZERO, self.takes]))
+    fn warm_up(&mut self) -> Result<Seeds, SynthError> {
+        Ok(PerStage::new([Duration::ZERO, Duration::ZERO, Duration::ZERO, self.takes]).into())
     }
 }

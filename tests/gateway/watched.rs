@@ -3,11 +3,10 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use antiphon::synth::device::Loader;
 use antiphon::synth::tone::Tone;
-use antiphon::synth::{Caps, Memory, Need, PerStage, Progress, Slot, Stages, Step, SynthError, Synthesizer, VoiceInfo};
+use antiphon::synth::{Caps, Memory, Need, Progress, Seeds, Slot, Stages, Step, SynthError, Synthesizer, VoiceInfo};
 use antiphon::turn::{TurnToken, Utterance};
 
 /// What an open utterance is taken to hold.
@@ -105,7 +104,7 @@ impl Synthesizer for Watched {
         Ok(Need::exactly(BYTES))
     }
 
-    fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError> {
+    fn warm_up(&mut self) -> Result<Seeds, SynthError> {
         self.tone.warm_up()
     }
 }

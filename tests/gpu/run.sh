@@ -5,7 +5,7 @@
 #   ./run.sh all [OUT]            there, in DIR: parity, failures, comparison with the CPU, memory, cost of every stage
 #                                 and kernel, then the engine as a whole
 #   ./run.sh PART [OUT]           there: one of parity, failures, compare, memory, costs, bench, rate, gpus, calls,
-#                                 text, small, hear, batch
+#                                 text, small, hear, batch, options
 #
 # DIR is about 20 MB and needs only the NVIDIA driver, NVRTC and cuBLASLt of CUDA 13. Random weights of full size are
 # made there, in the system's temporary folder (3.4 GB).
@@ -49,8 +49,10 @@ compare() { ./gpu --nocapture --ignored full_size_agrees; }
 # Two hundred utterances resident: the parts against the driver's figure.
 memory() { ./gpu --nocapture --ignored memory_is_accounted; }
 
-# Where there are several: one engine thread each, streams placed where there is room.
+# Where there are several: what a kernel's fault on one does to another; then one engine thread each, streams placed where
+# there is room.
 gpus() {
+    ./gpu --nocapture --ignored a_trap_on_one_of_two
     ./antiphon bench --engine cosyvoice3 --device auto --model random-full --speech-seconds 8 --voice random-k10 \
         --throughput --seconds 10 --concurrency 128,256 --json "$1/gpus.json"
 }
@@ -195,6 +197,15 @@ on the seven thirty train, or an aisle seat an hour later, if you tell me the la
     done
 }
 
+# What it costs to have the same bits in any company, and to keep keys and values in 8 bits.
+options() {
+    run="./antiphon bench --engine cosyvoice3 --device cuda:0 --model random-full --speech-seconds 8 --voice random-k10"
+    for option in "" ANTIPHON_ENGINE__INVARIANT=true ANTIPHON_ENGINE__KV=int8; do
+        echo "-- ${option:-as it is}"
+        env $option $run --throughput --seconds 8 --concurrency 1,64 --json "$1/${option:-plain}.json"
+    done
+}
+
 # Every part, whatever became of the one before; the exit code says whether all passed.
 all() {
     wrong=""
@@ -221,6 +232,7 @@ text) unpack; text ;;
 small) unpack; small "${2:-.}" ;;
 hear) unpack; hear "${2:-.}" ;;
 batch) unpack; batch "${2:-.}" ;;
+options) unpack; options "${2:-.}" ;;
 all) unpack; all "${2:-.}" ;;
 *) sed -n '2,11p' "$0"; exit 64 ;;
 esac

@@ -9,11 +9,11 @@ mod job;
 mod named;
 mod sound;
 mod streamed;
+mod warm_up;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use self::fit::Prepared;
 use self::job::push;
@@ -28,19 +28,15 @@ use super::sample;
 use super::schedule::{HopPlan, Hops};
 use super::text::{Thinner, Tokenizer};
 use super::voices::{Folders, SPK2INFO, spk2info};
-use crate::clock;
 use crate::synth::{
-    Caps, Identity, Memory, Need, PerStage, Precedence, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer,
+    Caps, Identity, Memory, Need, Precedence, Progress, Seeds, Slot, Stage, Stages, Step, SynthError, Synthesizer,
     TextOrder, VoiceInfo,
 };
-use crate::turn::{Class, StreamId, Utterance, UtteranceId};
+use crate::turn::{Utterance, UtteranceId};
 use crate::voice::copies;
 use crate::voice::enrol::LOUDNESS;
 use crate::voice::file::Voice;
 use crate::voice::loudness::{Leveller, factor};
-
-/// Tokens of the warm-up utterance: two hops at least.
-const WARM_UP_TOKENS: u32 = 60;
 
 /// Choices that are not the checkpoint's.
 #[derive(Clone, Debug, PartialEq)]
@@ -524,7 +520,7 @@ impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
         self.prepared.remove(&utterance);
     }
 
-    fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError> {
+    fn warm_up(&mut self) -> Result<Seeds, SynthError> {
         let handles: Vec<(String, VoiceHandle)> = self.voices.iter().map(|(n, k)| (n.clone(), k.handle)).collect();
         for (name, handle) in handles {
             match self.backend.prepare_voice(handle) {
@@ -533,16 +529,7 @@ impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
                 Err(error) => tracing::warn!("voice `{name}` cannot be prepared: {error}"),
             }
         }
-        let mut times = PerStage::default();
-        if self.voices.is_empty() {
-            return Ok(times);
-        }
-        let slot = Slot(0);
-        let before = self.forced.replace(WARM_UP_TOKENS);
-        let result = self.speak_once(slot, &mut times);
-        self.forced = before;
-        self.close(slot);
-        result.map(|()| times)
+        self.speak_at_every_width()
     }
 
     fn refresh_voices(&mut self) {
@@ -555,30 +542,5 @@ impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
         for (name, voice) in scan.changed {
             self.take_voice(name, voice);
         }
-    }
-}
-
-impl<B: Backend + Probe> CosyVoice<B> {
-    /// Runs one utterance through every stage and keeps the shortest time of a single round of each.
-    fn speak_once(&mut self, slot: Slot, times: &mut PerStage<Duration>) -> Result<(), SynthError> {
-        let utterance = Utterance::plain(StreamId::next(), Class::Batch, "One two three four five.");
-        let mut ready = self.open(slot, &utterance)?;
-        let mut out = Vec::new();
-        while !ready.is_empty() {
-            let Some(stage) = Stage::ALL.into_iter().rev().find(|&s| ready.has(s)) else { break };
-            let started = clock::now();
-            out.clear();
-            self.run(&Step { stage, slots: vec![slot], rounds: 1 }, &mut out)?;
-            self.backend.sync()?;
-            let took = clock::now() - started;
-            let kept = &mut times[stage];
-            *kept = if kept.is_zero() { took } else { took.min(*kept) };
-            let Some(progress) = out.pop() else { break };
-            if let Some(reason) = progress.outcome.failed {
-                return Err(SynthError::Utterance(reason));
-            }
-            ready = progress.outcome.ready;
-        }
-        Ok(())
     }
 }

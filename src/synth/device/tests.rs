@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::synth::espeak::tests::utterance;
 use crate::synth::tone::Tone;
-use crate::synth::{EngineLimits, Need, PerStage, Progress, Slot, Stages, Step};
+use crate::synth::{EngineLimits, Need, Progress, Seeds, Slot, Stages, Step};
 use crate::turn::{Class, Epoch, SpeechEvent, UtteranceEnd};
 
 mod placement;
@@ -198,7 +198,7 @@ impl Synthesizer for Flaky {
         self.tone.close(slot);
     }
 
-    fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError> {
+    fn warm_up(&mut self) -> Result<Seeds, SynthError> {
         self.tone.warm_up()
     }
 }
@@ -512,7 +512,7 @@ impl Synthesizer for Small {
         Ok(Need::exactly(u64::from(self.memory > 0)))
     }
 
-    fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError> {
+    fn warm_up(&mut self) -> Result<Seeds, SynthError> {
         self.tone.warm_up()
     }
 }

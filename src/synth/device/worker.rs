@@ -302,7 +302,7 @@ fn load(shared: &Shared, loader: &Loader, config: &Config) -> Result<Box<dyn Syn
     let limits = EngineLimits { slots: caps.limits.slots.max(1), ..caps.limits.clone() };
     tracing::info!(engine = caps.name, device = %caps.device, slots = limits.slots, ?seeds, "voice loaded");
     let mut state = shared.state();
-    state.sched = Some(Scheduler::new(config.clone(), limits, memory.total, seeds).sharing(shared.quotas.clone()));
+    state.sched = Some(Scheduler::new(config.clone(), limits, memory.total, &seeds).sharing(shared.quotas.clone()));
     state.voices = synth.voices();
     state.identity = identity;
     state.caps = Some(caps);

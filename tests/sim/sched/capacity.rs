@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use antiphon::sched::{Config, EngineLimits, JobSpec, Outcome, PerStage, Plan, Scheduler, Stage, Stages};
+use antiphon::sched::{Config, EngineLimits, JobSpec, Outcome, Plan, Scheduler, Seeds, Stage, Stages};
 use antiphon::turn::{Class, StreamId, TurnToken};
 
 use super::world::zero;
@@ -38,7 +38,7 @@ fn drain(sched: &mut Scheduler, mut now: Instant) -> (Vec<Option<Duration>>, Ins
 #[test]
 fn a_stream_holds_its_part_from_the_first_utterance_to_the_end_of_the_last() {
     let limits = EngineLimits { parks: false, ..EngineLimits::of_one_stage(40, 1) };
-    let mut sched = Scheduler::new(Config { load_limit: 0.9, ..Config::default() }, limits, 0, PerStage::default());
+    let mut sched = Scheduler::new(Config { load_limit: 0.9, ..Config::default() }, limits, 0, &Seeds::default());
     assert_eq!(sched.load(zero()).sustainable, 0.0, "nothing was spoken yet");
     let submit = |sched: &mut Scheduler, now, stream, class| {
         let spec =

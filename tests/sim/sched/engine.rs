@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use antiphon::sched::{Config, EngineLimits, Need, Outcome, PerStage, Scheduler, Slot, Stage, Stages, Step};
+use antiphon::sched::{Config, EngineLimits, Need, Outcome, PerStage, Scheduler, Seeds, Slot, Stage, Stages, Step};
 use serde::Deserialize;
 
 use super::rng::Rng;
@@ -94,14 +94,20 @@ impl Costs {
         }
     }
 
-    /// What the narrowest step of each stage takes.
-    pub(super) fn seeds(&self) -> PerStage<Duration> {
-        PerStage::from_fn(|stage| if self.has(stage) { self.step(stage, 1, 1) } else { Duration::ZERO })
+    /// What steps take at warm-up: as of a GPU, at every power of two.
+    pub(super) fn seeds(&self) -> Seeds {
+        let mut seeds = Seeds::default();
+        for stage in Stage::ALL {
+            let most = self.width[stage as usize] as usize;
+            let widths = (0..).map(|octave| 1 << octave).take_while(|width| *width <= most);
+            widths.for_each(|width| seeds.add(stage, width, self.step(stage, width, 1)));
+        }
+        seeds
     }
 
     /// A scheduler for this engine.
     pub(super) fn scheduler(&self, config: Config) -> Scheduler {
-        Scheduler::new(config, self.limits(), self.memory, self.seeds())
+        Scheduler::new(config, self.limits(), self.memory, &self.seeds())
     }
 
     fn has(&self, stage: Stage) -> bool {

@@ -548,6 +548,10 @@ impl Module {
             unsafe { cu::function::set_function_attribute(function, attribute, shared as i32) }
                 .map_err(|e| missing(e.to_string()))?;
         }
+        // CUDA loads a kernel when it is first used, for which it may wait for everything that runs: a pause of tens of
+        // milliseconds among callers, at the first pass that is as wide as this kernel is for.
+        // SAFETY: `function` is a valid handle.
+        unsafe { sys::cuFuncLoad(function) }.result().map_err(|e| missing(e.to_string()))?;
         Ok(Kernel(function, name))
     }
 }

@@ -31,7 +31,7 @@ impl Synthesizer for Narrow {
         vec![("weights", 7)]
     }
 
-    fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError> {
+    fn warm_up(&mut self) -> Result<Seeds, SynthError> {
         self.0.warm_up()
     }
 }

@@ -7,7 +7,7 @@ use super::voices::patient;
 use super::*;
 use crate::synth::cosyvoice::backend::Options;
 use crate::synth::cosyvoice::{CosyVoice, Settings, random};
-use crate::synth::{Caps, PerStage, Progress, Slot, Stages, Step, SynthError, Synthesizer, VoiceInfo};
+use crate::synth::{Caps, Progress, Seeds, Slot, Stages, Step, SynthError, Synthesizer, VoiceInfo};
 use crate::turn::{NotBefore, WordEnd, WordTimes};
 
 const PIECES: [&str; 4] = ["Here is a longer ", "sentence, which somebody ", "writes while others ", "listen to it."];
@@ -157,7 +157,7 @@ impl Synthesizer for Telling {
         }
     }
 
-    fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError> {
+    fn warm_up(&mut self) -> Result<Seeds, SynthError> {
         self.0.warm_up()
     }
 }
