@@ -62,7 +62,7 @@ impl Default for Config {
             slack_reserve_ms: 250,
             max_step_ms: 20,
             batch_step_ms: 6,
-            batch_ride: 1.15,
+            batch_ride: 1.08,
             batch_patience_s: 30,
             batch_min_share: 0.02,
             max_live: 1_000,

@@ -215,7 +215,7 @@ impl Forecast {
     }
 
     /// As [`Self::load`], of a device in full use: new turns begin at most [`TOGETHER`] at a time, no step is wider than
-    /// [`WIDE`], and steps beside others take as much longer as they did of late.
+    /// [`WIDE`], and steps beside others have the device for as much longer, or shorter, as they did of late.
     fn full_load(&self, streams: u32) -> f64 {
         let width = |stage: Stage| {
             let most = if stage == Stage::Prefill { TOGETHER as u32 } else { WIDE };
@@ -225,8 +225,8 @@ impl Forecast {
             let width = width(stage);
             rounds / self.seconds * self.cost(stage, width as usize, 1) / f64::from(width)
         };
-        let crowded = if self.predicted > 0.0 { (self.took / self.predicted).max(1.0) } else { 1.0 };
-        self.rounds.iter().map(each).sum::<f64>() * f64::from(streams) * crowded
+        let beside = if self.predicted > 0.0 { self.took / self.predicted } else { 1.0 };
+        self.rounds.iter().map(each).sum::<f64>() * f64::from(streams) * beside
     }
 
     /// How long first audio takes where `streams` streams need it at the same time, in seconds.
