@@ -286,7 +286,7 @@ impl App {
         let room = Room::new(calls.clone(), engine.clone(), fallback.clone(), nodes.clone());
         let (incoming, ringing) = mpsc::channel(RINGING);
         let (refused, told_refused) = mpsc::channel(RINGING);
-        let sip = if config.sip.udp.is_some() || config.sip.tcp.is_some() || config.sip.tls.is_some() {
+        let sip = if config.sip.listeners().iter().any(|(_, address)| address.is_some()) {
             let neighbours = Some(Arc::new(room.clone()) as _);
             let beside = Beside { place: place.clone(), neighbours, names: None, refused: Some(refused) };
             Some(Arc::new(Endpoint::start_beside(config.sip.clone(), config.rtp, incoming, beside).await?))

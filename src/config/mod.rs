@@ -271,8 +271,7 @@ impl Config {
             return refuse("[http] tokens", why);
         }
         let sip = &self.sip;
-        let listeners = [("udp", sip.udp), ("tcp", sip.tcp), ("tls", sip.tls.as_ref().map(|tls| tls.bind))];
-        let open = listeners.into_iter().find_map(|(key, address)| Some((key, address.filter(|a| exposed(*a))?)));
+        let open = sip.listeners().into_iter().find_map(|(key, address)| Some((key, address.filter(|a| exposed(*a))?)));
         if let Some((key, address)) = open.filter(|_| sip.allow.is_empty() && sip.users.is_empty()) {
             let why = format!(
                 "is empty, and so is `users`, while [sip] {key} is at {address}: anybody could call. Name the networks that \

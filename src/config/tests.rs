@@ -235,6 +235,13 @@ fn what_others_reach_must_not_be_open() {
         ("[sip]\nudp = \"0.0.0.0:5060\"\n", Some("[sip] allow")),
         ("[sip]\nudp = \"off\"\ntcp = \"192.0.2.1:5060\"\n", Some("[sip] allow")),
         ("[sip]\ntls = { bind = \"[::]:5061\", cert = \"c\", key = \"k\" }\n", Some("[sip] allow")),
+        ("[sip]\nws = \"0.0.0.0:8089\"\n", Some("[sip] allow")),
+        (
+            "[sip]\ntls = { bind = \"127.0.0.1:5061\", cert = \"c\", key = \"k\" }\nwss = \"192.0.2.1:8443\"\n",
+            Some("[sip] allow"),
+        ),
+        ("[sip]\nws = \"127.0.0.1:8089\"\n", None),
+        ("[sip]\nws = \"0.0.0.0:8089\"\nallow = [\"192.0.2.0/24\"]\n", None),
         ("[sip]\nudp = \"0.0.0.0:5060\"\nallow = [\"192.0.2.0/24\"]\n", None),
         ("[sip]\nudp = \"0.0.0.0:5060\"\nusers = [{ username = \"a\", password = \"long enough\" }]\n", None),
         ("[sip]\nudp = \"127.9.9.9:5060\"\n", None),

@@ -129,6 +129,12 @@ impl SipConfig {
             None => Ok(()),
         }
     }
+
+    /// Where it is to listen, each with its key; `None`: not there.
+    pub fn listeners(&self) -> [(&'static str, Option<SocketAddr>); 5] {
+        let tls = self.tls.as_ref().map(|tls| tls.bind);
+        [("udp", self.udp), ("tcp", self.tcp), ("tls", tls), ("ws", self.ws), ("wss", self.wss)]
+    }
 }
 
 /// `[sip] tls`: certificate chain and key, PEM files.

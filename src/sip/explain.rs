@@ -107,8 +107,7 @@ pub async fn ways(
 }
 
 fn listeners(config: &SipConfig) -> impl Iterator<Item = SocketAddr> {
-    let tls = config.tls.as_ref().map(|tls| tls.bind);
-    [config.udp, config.tcp, tls, config.ws, config.wss].into_iter().flatten()
+    config.listeners().into_iter().filter_map(|(_, address)| address)
 }
 
 /// Asks every host of every trunk by OPTIONS, from free ports of the configured addresses, until each has answered or was
