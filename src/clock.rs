@@ -1,7 +1,11 @@
 //! The one place that reads time. Everything else is told `now`.
 
+mod age;
+
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+pub use self::age::Age;
 
 /// The monotonic clock, for deadlines and measurements.
 #[expect(clippy::disallowed_methods, reason = "this is the one reader of the clock")]

@@ -7,10 +7,10 @@
 //! - [`file`]: files that are there whole or not at all
 //! - [`clock`], [`audio`], [`secret`]: time, units of sound, values that never show in logs; [`node`]: ids that carry a
 //!   machine; [`reach`]: which addresses a peer may name; [`pem`]: certificates and keys from files; [`fault`]: panics for
-//!   tests
+//!   tests; [`supervise`]: parts that are started again after one
 //! - [`turn`]: the vocabulary of speech work; [`audio_file`]: files and downloads of sound; [`socket`]: WebSockets that the
 //!   gateway opens; [`certificate`]: the one of a listener, and its changes; [`handover`]: sockets that come from another
-//!   process; [`telemetry`]: metrics, logs, traces
+//!   process; [`sqlite`]: databases that are damaged; [`telemetry`]: metrics, logs, traces
 //! - [`text`]: how a text is said; [`sched`]: what the device runs next: it decides and never computes; [`voice`]: voice files
 //!   and enrolment; [`postgres`]: a database that gateways share; [`webhook`]: signed requests to servers of others;
 //!   [`acme`]: certificates from an authority
@@ -55,6 +55,8 @@ pub mod secret;
 pub mod server;
 pub mod sip;
 pub mod socket;
+pub mod sqlite;
+pub mod supervise;
 pub mod synth;
 pub mod telemetry;
 pub mod text;

@@ -270,8 +270,8 @@ impl App {
         let counted = records.clone();
         let used = tokio::task::spawn_blocking(move || counted.usage_today()).await;
         let used = match used.unwrap_or_else(|error| Err(RecordError::Thread(std::io::Error::other(error)))) {
-            // Calls do not wait for a database that others use, too; until it is back each day begins anew.
-            Err(RecordError::Postgres(error)) => {
+            // Calls do not wait for a database; until it can be read each day begins anew.
+            Err(error @ (RecordError::Postgres(_) | RecordError::Database(_))) => {
                 tracing::warn!(%error, "what tenants have used today is not known");
                 Vec::new()
             }
@@ -313,6 +313,7 @@ impl App {
             dialers: gateway::dialers::Dialers::default(),
             records,
             recordings: Recordings::start(config.recording.clone()).map_err(StartError::Threads)?,
+            webhooks: webhooks.clone(),
             agents,
             engine,
             fallback,

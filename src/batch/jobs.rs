@@ -9,12 +9,12 @@
 //! tried again, and [`Jobs::fault`] says so meanwhile. A PostgreSQL may have jobs of other gateways: it is connected to
 //! at once, by the thread of jobs, and again whenever it was away.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Batch, BatchError, Changes, ChangesReader, Config};
-use crate::clock;
+use crate::sqlite::{is_damaged, put_aside};
 use crate::synth::device::Engine;
 
 /// Batch work, opened when it is first needed.
@@ -115,7 +115,7 @@ impl Jobs {
         let open = || Batch::open_telling(config.clone(), engine.clone(), changes.clone());
         match (open(), config.database.path()) {
             (Err(BatchError::Database(error)), Some(path)) if is_damaged(&error) => {
-                let aside = put_aside(path)?;
+                let aside = put_aside(path).map_err(super::io(path))?;
                 tracing::error!(%error, "the database of jobs is damaged; it lies at {} now", aside.display());
                 open()
             }
@@ -151,29 +151,6 @@ impl Jobs {
             batch.shutdown();
         }
     }
-}
-
-fn is_damaged(error: &rusqlite::Error) -> bool {
-    use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
-    matches!(error.sqlite_error_code(), Some(DatabaseCorrupt | NotADatabase))
-}
-
-/// Gives the database and the files that belong to it another name, which is returned.
-fn put_aside(database: &Path) -> Result<PathBuf, BatchError> {
-    let with = |ending: &str| {
-        let mut name = database.as_os_str().to_owned();
-        name.push(ending);
-        PathBuf::from(name)
-    };
-    let mark = format!(".damaged-{}", clock::wall().as_secs());
-    for ending in ["-wal", "-shm", ""] {
-        let (from, to) = (with(ending), with(&format!("{mark}{ending}")));
-        match std::fs::rename(&from, to) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(super::io(from)(error)),
-            _ => {}
-        }
-    }
-    Ok(with(&mark))
 }
 
 #[cfg(test)]

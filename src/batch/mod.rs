@@ -19,7 +19,6 @@
 //! - **A full disk stops, it does not fail**: the jobs say why they stand still and go on when there is room. So does an
 //!   object store that is away.
 
-mod age;
 mod audio;
 mod blame;
 mod changes;

@@ -2,20 +2,21 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
-use super::age::Age;
 use super::audio::{Answer, Stored, Written};
 use super::blame::{Blame, LOSSES, Turn};
 use super::shared::{Shared, lock};
 use super::store::{Finish, PartId, Work};
 use super::{BatchError, Config, HOUSEKEEPING, cue};
 use crate::audio::to_i16;
-use crate::clock;
+use crate::clock::{self, Age};
+use crate::fault;
+use crate::supervise::RESTART;
 use crate::synth::device::{Engine, Phase, StreamNote};
 use crate::turn::{Class, SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd, UtteranceId};
 
@@ -25,8 +26,6 @@ const EVENTS: usize = 256;
 const STALL: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(10) };
 /// After an error of a database that may be away: the link rests by itself.
 const AWAY: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(1) };
-/// After a panic of the runner.
-const RESTART: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(1) };
 /// An utterance that fails is tried so often, not counting the times when the device failed under it.
 const ATTEMPTS: u32 = 3;
 /// What no device fails at, spoken to see whether it fails at everything.
@@ -44,14 +43,17 @@ pub(super) fn run_for_ever(config: &Config, engine: &Engine, shared: &Arc<Shared
         if catch_unwind(AssertUnwindSafe(|| runner.run())).is_ok() {
             return;
         }
-        shared.down.store(true, Ordering::Release);
-        tracing::error!(again_in = ?RESTART, "the batch thread panicked");
+        let _down = shared.part.fell();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         if let Ok(runtime) = runtime {
-            // Woken by jobs as well as by the word to stop: either way it is looked what there is to do.
-            let _ = runtime.block_on(async { tokio::time::timeout(RESTART, shared.changed.notified()).await });
+            // Jobs wake it as well as the word to stop, and wait: a fault that is over at once is seen by nobody.
+            let stopped = async {
+                while !shared.is_stopped() {
+                    shared.changed.notified().await;
+                }
+            };
+            let _ = runtime.block_on(async { tokio::time::timeout(RESTART, stopped).await });
         }
-        shared.down.store(false, Ordering::Release);
     }
 }
 
@@ -144,8 +146,7 @@ impl Runner {
             self.loaded().await;
             while !self.shared.is_stopped() {
                 let now = clock::now();
-                #[cfg(test)]
-                assert!(!self.shared.fail.swap(false, Ordering::AcqRel), "on purpose");
+                fault::point("batch", self.config.database.path().unwrap_or(Path::new("")).display());
                 self.renew(now);
                 self.tidy(now);
                 if self.pause.is_none_or(|until| now >= until) {
@@ -602,7 +603,7 @@ mod tests {
         store.insert(&NewJob::plain("job", &spec, &[vec!["Hello there.".into()]])).expect("inserts");
         let place = Place::Folder(config.audio_dir.clone());
         let shared = Arc::new(Shared::new(Box::new(store), Arc::default(), place, Changes::default()));
-        shared.fail.store(true, Ordering::Release);
+        fault::arm("batch", config.database.path().expect("a file").display());
         let thread = std::thread::spawn({
             let (config, shared) = (config.clone(), shared.clone());
             move || run_for_ever(&config, &engine(), &shared)
@@ -612,7 +613,7 @@ mod tests {
             assert!(clock::now() - begun < Duration::from_secs(60), "the job is never done");
             std::thread::park_timeout(Duration::from_millis(10));
         }
-        assert!(!shared.fail.load(Ordering::Acquire) && !shared.is_down());
+        assert!(!shared.is_down());
         shared.stop();
         thread.join().expect("it ends");
     }

@@ -8,6 +8,7 @@ use tokio::sync::Notify;
 use super::audio::Place;
 use super::changes::Changes;
 use super::store::Store;
+use crate::supervise::Part;
 
 /// What the handle and the thread share.
 pub(super) struct Shared {
@@ -19,11 +20,8 @@ pub(super) struct Shared {
     /// Who is told what has become of jobs.
     pub(super) changes: Changes,
     stopped: AtomicBool,
-    /// The runner panicked.
-    pub(super) down: AtomicBool,
-    /// Makes the next round panic.
-    #[cfg(test)]
-    pub(super) fail: AtomicBool,
+    /// The thread that works on jobs.
+    pub(super) part: Part,
     pub(super) stalled: Mutex<Option<String>>,
     /// Characters a second, smoothed.
     pub(super) speed: Mutex<Option<f64>>,
@@ -37,9 +35,7 @@ impl Shared {
             changed,
             changes,
             stopped: AtomicBool::new(false),
-            down: AtomicBool::new(false),
-            #[cfg(test)]
-            fail: AtomicBool::new(false),
+            part: Part::new("batch"),
             stalled: Mutex::default(),
             speed: Mutex::default(),
         }
@@ -63,7 +59,7 @@ impl Shared {
     }
 
     pub(super) fn is_down(&self) -> bool {
-        self.down.load(Ordering::Acquire)
+        self.part.is_down()
     }
 
     pub(super) fn is_stopped(&self) -> bool {

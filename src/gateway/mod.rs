@@ -78,6 +78,8 @@ pub struct Gateway {
     pub records: Records,
     /// Sound of calls.
     pub recordings: Recordings,
+    /// Who is told of events as they happen.
+    pub webhooks: webhooks::Webhooks,
     /// Enrolled voices.
     pub voices: Arc<Service>,
     /// Telephone signalling, where it is configured.
@@ -137,6 +139,16 @@ impl Gateway {
                 faults.push(Fault { part: "batch", reason, fatal: false, mends: true })
             }
             None => {}
+        }
+        // They keep what comes meanwhile.
+        let resting = [
+            ("records", self.records.are_down()),
+            ("recordings", self.recordings.are_down()),
+            ("webhooks", self.webhooks.are_down()),
+        ];
+        for (part, _) in resting.into_iter().filter(|(_, down)| *down) {
+            let reason = "it panicked and is started again".to_owned();
+            faults.push(Fault { part, reason, fatal: false, mends: true });
         }
         if let Some(reason) = self.records.fault() {
             faults.push(Fault { part: "records", reason, fatal: false, mends: true });

@@ -324,7 +324,7 @@ impl Drop for Answering {
 /// Answers the calls that come over SIP, each in a task of its own, until the endpoint is gone.
 pub async fn answer(gateway: Gateway, mut ringing: mpsc::Receiver<IncomingCall>) {
     let mut answering = Answering(gateway.dispatcher.clone(), false);
-    let port = gateway.sip.as_ref().and_then(|sip| sip.local_udp()).map(|address| address.port());
+    let port = gateway.sip.as_ref().and_then(|sip| sip.local_udp()).map_or(0, |address| address.port());
     while let Some(call) = ringing.recv().await {
         fault::point("dispatcher", port);
         tokio::spawn(answer_one(gateway.clone(), call));

@@ -11,9 +11,11 @@
 //! is no room; what it looks like as JSON is worked out by the task that delivers.
 
 use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use metrics::counter;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -24,7 +26,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::call::{CallEvent, CallId, CallInfo, CallMeta, Dialling, EventKind, Witness};
 use crate::clock::{self, Sparse};
+use crate::fault;
 use crate::secret::Secret;
+use crate::supervise::Part;
 use crate::webhook::{Client, Delivery, check, pause};
 
 /// Events of one request at most.
@@ -95,6 +99,8 @@ struct Inner {
     tasks: Mutex<JoinSet<()>>,
     /// What waits now is not delivered any more.
     cut: CancellationToken,
+    /// The tasks.
+    part: Arc<Part>,
 }
 
 /// A receiver, and what waits for it. Dropped, it gets what waits and no more.
@@ -134,8 +140,8 @@ impl Webhooks {
     /// Delivers to `configured` by tasks of the runtime that this is called in.
     pub fn start(configured: &BTreeMap<String, Webhook>) -> Self {
         let (hooks, tasks) = (Mutex::new(Arc::default()), Mutex::default());
-        let webhooks =
-            Self(Arc::new(Inner { runtime: Handle::current(), hooks, tasks, cut: CancellationToken::new() }));
+        let (cut, part) = (CancellationToken::new(), Arc::new(Part::new("webhooks")));
+        let webhooks = Self(Arc::new(Inner { runtime: Handle::current(), hooks, tasks, cut, part }));
         webhooks.replace(configured);
         webhooks
     }
@@ -162,11 +168,17 @@ impl Webhooks {
             for outcome in ["delivered", "failed", "given_up", "dropped"] {
                 count(&hook.name, outcome, 0);
             }
-            let receiver = Receiver { name: hook.name.clone(), config: config.clone(), client, waiting };
-            tasks.spawn_on(receiver.deliver(self.0.cut.clone()), &self.0.runtime);
+            let (name, config, batch) = (hook.name.clone(), config.clone(), Vec::new());
+            let receiver = Receiver { name, config, client, waiting, batch };
+            tasks.spawn_on(receiver.deliver(self.0.cut.clone(), self.0.part.clone()), &self.0.runtime);
             Some(hook)
         });
         *hooks = replaced.collect();
+    }
+
+    /// Whether what delivers to some receiver has panicked and is about to be started again.
+    pub fn are_down(&self) -> bool {
+        self.0.part.is_down()
     }
 
     /// Takes no more events, delivers what waits, and drops what is left after `grace`.
@@ -235,28 +247,49 @@ struct Receiver {
     config: Webhook,
     client: Client,
     waiting: mpsc::Receiver<Arc<Told>>,
+    /// Taken from there, and not delivered yet.
+    batch: Vec<Arc<Told>>,
 }
 
 impl Receiver {
-    /// Until the queue is closed and empty, or `cut` says to end.
-    async fn deliver(mut self, cut: CancellationToken) {
-        let mut batch = Vec::new();
+    /// Until the queue is closed and empty, or `cut` says to end; also when it panics: what was not delivered is sent then. Events
+    /// with which that happens again and again are given up.
+    async fn deliver(mut self, cut: CancellationToken, part: Arc<Part>) {
+        let mut panics = 0;
+        while AssertUnwindSafe(self.work(&cut, &mut panics)).catch_unwind().await.is_err() {
+            panics += 1;
+            if panics >= self.config.tries && !self.batch.is_empty() {
+                count(&self.name, "given_up", self.batch.len() as u64);
+                tracing::error!(webhook = %self.name, events = self.batch.len(), "events were given up: sending them panics");
+                self.batch.clear();
+            }
+            part.fell().rest().await;
+        }
+    }
+
+    /// `panics` is set back when something was sent.
+    async fn work(&mut self, cut: &CancellationToken, panics: &mut u32) {
         loop {
-            tokio::select! {
-                biased;
-                () = cut.cancelled() => break,
-                received = self.waiting.recv_many(&mut batch, BATCH) => if received == 0 {
-                    return;
-                },
+            // There is some after a panic.
+            if self.batch.is_empty() {
+                tokio::select! {
+                    biased;
+                    () = cut.cancelled() => break,
+                    received = self.waiting.recv_many(&mut self.batch, BATCH) => if received == 0 {
+                        return;
+                    },
+                }
             }
             tokio::select! {
                 biased;
                 () = cut.cancelled() => break,
-                () = self.send(&batch) => batch.clear(),
+                () = self.send(&self.batch) => (),
             }
+            self.batch.clear();
+            *panics = 0;
         }
         self.waiting.close();
-        let lost = batch.len() + self.waiting.len();
+        let lost = self.batch.len() + self.waiting.len();
         if lost > 0 {
             count(&self.name, "dropped", lost as u64);
             tracing::warn!(webhook = %self.name, events = lost, "events were not delivered: the gateway ends");
@@ -265,6 +298,7 @@ impl Receiver {
 
     /// Tries until the batch is taken or given up.
     async fn send(&self, batch: &[Arc<Told>]) {
+        fault::point("webhooks", &self.config.url);
         let (id, events) = (uuid::Uuid::new_v4().simple().to_string(), batch.len() as u64);
         let described: Vec<Value> = batch.iter().map(|told| told.describe()).collect();
         let body = json!({ "webhook": &*self.name, "events": described }).to_string();
@@ -366,6 +400,37 @@ mod tests {
         let body: Value = serde_json::from_str(body).expect("JSON");
         let events = body["events"].as_array().expect("a list").iter();
         events.map(|event| format!("{} {}", event["callId"], event["event"]).replace('"', "")).collect()
+    }
+
+    #[tokio::test]
+    async fn what_was_being_sent_at_a_panic_is_sent_and_given_up_where_it_panics_each_time() {
+        let (server, url) = Server::start().await;
+        let webhooks = Webhooks::start(&BTreeMap::from([(
+            "crm".to_owned(),
+            Webhook { tries: 2, ..hook(&url, &[EventKind::Connected, EventKind::Ended]) },
+        )]));
+        fault::arm("webhooks", &url);
+        webhooks.happened(&call("1", "crm"), &CallEvent::Connected);
+        let (_, body) = server.take(200).await;
+        assert_eq!(names(&body), ["1 connected"]);
+        // Twice, with the same events: they are given up, and the next ones are not.
+        fault::arm("webhooks", &url);
+        webhooks.happened(&call("2", "crm"), &CallEvent::Connected);
+        let down = async {
+            while !webhooks.are_down() {
+                tokio::task::yield_now().await;
+            }
+            fault::arm("webhooks", &url);
+            while webhooks.are_down() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, down).await.expect("it panics and rests");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        webhooks.happened(&call("3", "crm"), &CallEvent::Ended(EndReason::Remote));
+        let (_, body) = server.take(200).await;
+        assert_eq!(names(&body), ["3 ended"]);
+        webhooks.close(PATIENCE).await;
     }
 
     #[tokio::test]

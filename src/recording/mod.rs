@@ -37,6 +37,7 @@ use self::writer::Message;
 use crate::call::{CallHandle, CallId, MediaFrame, TapDirection};
 use crate::clock;
 use crate::secret::Secret;
+use crate::supervise::Part;
 
 /// Samples a second of each channel: what telephones carry.
 pub const RATE: u32 = 8_000;
@@ -197,6 +198,7 @@ struct Inner {
     live: DashMap<CallId, watch::Sender<State>>,
     queue: SyncSender<Message>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    part: Arc<Part>,
     tasks: Arc<Tasks>,
 }
 
@@ -233,14 +235,22 @@ impl Recordings {
         let (queue, messages) = std::sync::mpsc::sync_channel(QUEUE);
         let key = config.sealing().map_err(std::io::Error::other)?;
         let writer = writer::Writer::new(config.clone(), key.clone());
-        let thread = std::thread::Builder::new().name("recordings".into()).spawn(move || writer.run(&messages))?;
+        let part = Arc::new(Part::new("recordings"));
+        let own = part.clone();
+        let thread = std::thread::Builder::new().name("recordings".into());
+        let thread = thread.spawn(move || writer.run(&messages, &own))?;
         let thread = Mutex::new(Some(thread));
-        Ok(Self(Arc::new(Inner { config, key, live: DashMap::new(), queue, thread, tasks: Arc::default() })))
+        Ok(Self(Arc::new(Inner { config, key, live: DashMap::new(), queue, thread, part, tasks: Arc::default() })))
     }
 
     /// Whether calls of an agent that says `record` are recorded, and what is said before (`consent`: the agent's own).
     pub fn wanted(&self, record: Option<bool>, consent: Option<&str>) -> Option<String> {
         self.0.config.wanted(record, consent).map(str::to_owned)
+    }
+
+    /// Whether what writes has panicked and is about to be started again.
+    pub fn are_down(&self) -> bool {
+        self.0.part.is_down()
     }
 
     /// Records `call` from now until it ends.

@@ -179,6 +179,35 @@ fn old_recordings_go_and_other_files_stay() {
 }
 
 #[test]
+fn a_panic_in_a_recording_costs_the_rest_of_that_one() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let recordings = Recordings::start(config(dir.path(), Format::Wav)).expect("a thread");
+    let second = |id: &str, n: u32| {
+        let pcm =
+            (0..50).flat_map(|frame| tone(50 * n + frame, 500.0).iter().flat_map(|s| [*s, 0]).collect::<Vec<_>>());
+        Message::Samples { id: id.into(), skipped: 0, pcm: pcm.collect() }
+    };
+    let send = |message| recordings.0.queue.send(message).expect("the thread lives");
+    let lengths = || ["unlucky", "other"].map(|id| recordings.find(id).ok().and_then(|(found, _)| found.duration_ms));
+    for id in ["unlucky", "other"] {
+        send(Message::Open(Box::new(description(id, Format::Wav))));
+        send(second(id, 0));
+    }
+    // The second second of one of them comes to nothing. It is closed there, once the thread has come to that.
+    crate::fault::arm("recording", "unlucky");
+    send(second("unlucky", 1));
+    send(second("other", 1));
+    for id in ["unlucky", "other"] {
+        send(Message::Close { id: id.into(), gaps: false });
+    }
+    recordings.shutdown();
+    assert!(!recordings.are_down());
+    assert_eq!(lengths()[1], Some(2_000), "the other one goes on");
+    assert!(recordings.find("unlucky").expect("what was written is kept").0.gaps);
+    assert!(wav(&dir.path().join("other.wav"))[0].len() >= 15_900);
+}
+
+#[test]
 fn an_id_cannot_lead_out_of_the_folder() {
     let dir = tempfile::tempdir().expect("a folder");
     let recordings = Recordings::start(config(&dir.path().join("in"), Format::Wav)).expect("a thread");

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant, SystemTime};
@@ -10,8 +11,10 @@ use metrics::counter;
 
 use super::file::Stereo;
 use super::{Config, Description, Key, RATE, described};
-use crate::clock::{self, Sparse};
+use crate::clock::{self, Age, DAY, Sparse};
+use crate::fault;
 use crate::file::replace;
+use crate::supervise::Part;
 
 /// How often old recordings are looked for.
 const TIDY: Duration = Duration::from_secs(3_600);
@@ -34,6 +37,9 @@ pub(super) struct Writer {
     key: Option<Key>,
     open: HashMap<String, Open>,
     tidied: Option<Instant>,
+    age: Age,
+    /// The recording that a message is being taken for; still so after a panic there.
+    current: Option<String>,
 }
 
 struct Open {
@@ -45,17 +51,14 @@ struct Open {
 
 impl Writer {
     pub(super) fn new(config: Config, key: Option<Key>) -> Self {
-        Self { config, key, open: HashMap::new(), tidied: None }
+        Self { config, key, open: HashMap::new(), tidied: None, age: Age::default(), current: None }
     }
 
-    pub(super) fn run(mut self, messages: &Receiver<Message>) {
-        loop {
-            self.tidy();
-            match messages.recv_timeout(TIDY) {
-                Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => break,
-                Ok(message) => self.take(message),
-                Err(RecvTimeoutError::Timeout) => {}
-            }
+    /// Until it is told to stop, also when it panics: other recordings than the one that did it go on.
+    pub(super) fn run(mut self, messages: &Receiver<Message>, part: &Part) {
+        while catch_unwind(AssertUnwindSafe(|| self.work(messages))).is_err() {
+            part.fell().rest_here();
+            self.recover();
         }
         // Calls whose tasks had no time to end: what is there is kept.
         for (_, open) in self.open.drain() {
@@ -63,12 +66,40 @@ impl Writer {
         }
     }
 
+    /// After a panic. The encoder may have stopped half way, so the rest of that recording is lost, as where the disk is full.
+    fn recover(&mut self) {
+        let Some(open) = self.current.take().and_then(|id| self.open.remove(&id)) else { return };
+        counter!("antiphon_recording_errors_total").increment(1);
+        tracing::error!(id = open.description.id, "the rest of a recording is lost");
+        let dir = &self.config.dir;
+        if let Ok(closed) = catch_unwind(AssertUnwindSafe(|| close(dir, open, true))) {
+            closed.unwrap_or_else(tell);
+        }
+    }
+
+    fn work(&mut self, messages: &Receiver<Message>) {
+        loop {
+            self.tidy(clock::now(), clock::wall());
+            fault::point("recordings", self.config.dir.display());
+            match messages.recv_timeout(TIDY) {
+                Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => break,
+                Ok(message) => self.take(message),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+
     fn take(&mut self, message: Message) {
+        self.current = match &message {
+            Message::Open(description) => Some(description.id.clone()),
+            Message::Samples { id, .. } | Message::Close { id, .. } => Some(id.clone()),
+            Message::Stop => None,
+        };
         let done = match message {
             Message::Open(description) => self.begin(*description),
             Message::Samples { id, skipped, pcm } => {
-                let Some(open) = self.open.get_mut(&id) else { return };
-                let done = open.push(skipped, &pcm);
+                fault::point("recording", &id);
+                let done = self.open.get_mut(&id).map_or(Ok(()), |open| open.push(skipped, &pcm));
                 // The disk is full, or gone: the rest of this call is lost, and others are tried.
                 if done.is_err()
                     && let Some(open) = self.open.remove(&id)
@@ -83,6 +114,7 @@ impl Writer {
             },
             Message::Stop => Ok(()),
         };
+        self.current = None;
         done.unwrap_or_else(tell);
     }
 
@@ -96,16 +128,15 @@ impl Writer {
         Ok(())
     }
 
-    /// Deletes what is older than `keep_days`.
-    fn tidy(&mut self) {
-        let now = clock::now();
+    /// Deletes what is older than `keep_days`, as far as the wall clock can be trusted with that.
+    fn tidy(&mut self, now: Instant, wall: Duration) {
         let due = self.tidied.is_none_or(|at| now.saturating_duration_since(at) >= TIDY);
         if self.config.keep_days == 0 || !due {
             return;
         }
         self.tidied = Some(now);
-        let keep = Duration::from_secs(u64::from(self.config.keep_days) * 86_400);
-        match forget(&self.config.dir, SystemTime::UNIX_EPOCH + clock::wall(), keep) {
+        let Some(today) = self.age.trusted(now, wall) else { return };
+        match forget(&self.config.dir, SystemTime::UNIX_EPOCH + today, DAY * self.config.keep_days) {
             Ok(0) => {}
             Ok(files) => tracing::info!(files, "old recordings were deleted"),
             Err(error) => tracing::warn!(%error, "old recordings were not deleted"),
@@ -173,5 +204,32 @@ fn tell(error: io::Error) {
     counter!("antiphon_recording_errors_total").increment(1);
     if let Some(missed) = LINES.admit(clock::now()) {
         tracing::error!(%error, missed, "a recording cannot be written");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_jumps_ten_days_deletes_nothing() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let file = dir.path().join(format!("{}.opus", "0123456789abcdef".repeat(2)));
+        std::fs::write(&file, b"x").expect("written");
+        let config = Config { dir: dir.path().to_owned(), keep_days: 7, ..Config::default() };
+        let (start, wall, ten) = (clock::now(), clock::wall(), DAY * 10);
+        let mut writer = Writer::new(config, None);
+        for jumped in [wall, wall + ten, wall - ten, wall] {
+            // Looked at each time, though no hour has passed.
+            writer.tidied = None;
+            writer.tidy(start, jumped);
+            assert!(file.exists(), "{jumped:?} in place of {wall:?}");
+        }
+        // From the earliest reading on ages are counted by what has passed: too long is better than too short.
+        for (days, there) in [(6, true), (16, true), (18, false)] {
+            writer.tidied = None;
+            writer.tidy(start + DAY * days, wall + DAY * days);
+            assert_eq!(file.exists(), there, "after {days} days on both clocks");
+        }
     }
 }

@@ -26,7 +26,7 @@ mod usage;
 mod webhook;
 mod writer;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -38,15 +38,15 @@ use tokio::sync::Notify;
 pub use self::ledger::Access;
 use self::ledger::Ledger;
 use self::record::Draft;
-use self::store::Store;
 pub use self::store::{Filter, Page, RecordError};
 pub use self::usage::{Period, Speech, Usage};
-pub use self::webhook::deliver;
+pub use self::webhook::{Deliveries, deliver};
 use self::writer::Message;
 use crate::call::{CallEvent, CallId, CallInfo, CallMeta, Dialling, Witness};
 use crate::clock;
 use crate::postgres::{Database, Health};
 use crate::secret::Secret;
+use crate::supervise::Part;
 use crate::synth::device::Meter;
 use crate::webhook::check;
 
@@ -138,16 +138,21 @@ struct Inner {
     due: Arc<Notify>,
     meters: Meters,
     access: Access,
+    /// Why the file of this gateway takes no records.
+    fault: Arc<Mutex<Option<String>>>,
     /// Of a database that may be away.
     health: Option<Arc<Health>>,
+    /// The thread, and what delivers.
+    part: Arc<Part>,
 }
 
 impl Records {
     /// Closes what an earlier process left open, where there is a database, and starts the thread that writes. The
-    /// database is made by the first call. A PostgreSQL is connected to by the thread, and may be away for the time being.
+    /// database is made by the first call. One that is damaged is put aside; one that is locked or full is closed later, and
+    /// [`Records::fault`] says so meanwhile. A PostgreSQL is connected to by the thread, and may be away for the time being.
     ///
     /// # Errors
-    /// The database is there and cannot be used, or there is no thread.
+    /// The database is of a newer version of this program, or there is no thread.
     pub fn start(config: Config) -> Result<Self, RecordError> {
         Self::start_beside(config, false)
     }
@@ -157,24 +162,32 @@ impl Records {
     /// # Errors
     /// As there.
     pub fn start_beside(config: Config, others: bool) -> Result<Self, RecordError> {
-        if config.enabled
-            && !others
-            && let Some(path) = config.database.path().filter(|path| path.exists())
-        {
-            let closed = Store::open(path)?.close_open(clock::wall(), config.webhook.is_some())?;
-            if closed > 0 {
-                tracing::warn!(calls = closed, "records of calls that an earlier gateway left open were closed");
-            }
-        }
+        let left = config.enabled && !others && config.database.path().is_some_and(Path::exists);
         let (queue, messages) = std::sync::mpsc::sync_channel(QUEUE);
         let due = Arc::new(Notify::new());
         let meters = Meters::default();
         let access = Access::new(&config)?;
-        let writer = writer::Writer::new(config.clone(), due.clone(), meters.clone())?;
-        let health = writer.health();
-        let thread = std::thread::Builder::new().name("records".into()).spawn(move || writer.run(&messages));
+        let mut writer = writer::Writer::new(config.clone(), due.clone(), meters.clone())?;
+        if left {
+            writer.close_left()?;
+        }
+        let (fault, health) = (writer.fault(), writer.health());
+        let part = Arc::new(Part::new("records"));
+        let own = part.clone();
+        let thread = std::thread::Builder::new().name("records".into()).spawn(move || writer.run(&messages, &own));
         let thread = Mutex::new(Some(thread.map_err(RecordError::Thread)?));
-        Ok(Self(Arc::new(Inner { config, drafts: DashMap::new(), queue, thread, due, meters, access, health })))
+        Ok(Self(Arc::new(Inner {
+            config,
+            drafts: DashMap::new(),
+            queue,
+            thread,
+            due,
+            meters,
+            access,
+            fault,
+            health,
+            part,
+        })))
     }
 
     /// One record, as JSON. Reads the disk: call it where blocking is allowed.
@@ -232,16 +245,22 @@ impl Records {
         }
     }
 
-    /// Where records are due for delivery, and who wants them.
-    pub fn deliveries(&self) -> Option<(Webhook, Access, Arc<Notify>)> {
+    /// Where records are due for delivery, who wants them, and which part delivers them.
+    pub fn deliveries(&self) -> Option<Deliveries> {
         let config = &self.0.config;
         let hook = config.webhook.clone().filter(|_| config.enabled)?;
-        Some((hook, self.0.access.clone(), self.0.due.clone()))
+        Some(Deliveries { hook, database: self.0.access.clone(), due: self.0.due.clone(), part: self.0.part.clone() })
     }
 
-    /// Why the database cannot be used, where it is one that may be away.
+    /// Whether what writes or delivers has panicked and is about to be started again.
+    pub fn are_down(&self) -> bool {
+        self.0.part.is_down()
+    }
+
+    /// Why the database cannot be used. What is to be written waits meanwhile.
     pub fn fault(&self) -> Option<String> {
-        self.0.health.as_ref().and_then(|health| health.fault())
+        let own = self.0.fault.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        own.or_else(|| self.0.health.as_ref().and_then(|health| health.fault()))
     }
 
     /// Whether other gateways see the same records.

@@ -11,6 +11,8 @@ use super::ledger::Ledger;
 use super::record::Record;
 use super::usage::{self, Pending, Period, Usage};
 
+/// How long others may hold the file.
+const BUSY: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(5) };
 /// Raised with every change of the tables.
 const VERSION: i64 = 2;
 
@@ -114,7 +116,7 @@ impl Store {
             std::fs::create_dir_all(folder).map_err(RecordError::Folder)?;
         }
         let mut db = Connection::open(path)?;
-        db.busy_timeout(Duration::from_secs(5))?;
+        db.busy_timeout(BUSY)?;
         db.pragma_update(None, "journal_mode", "WAL")?;
         // With FULL a record survives the loss of power too, not only of the process.
         db.pragma_update(None, "synchronous", "FULL")?;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::store::Store;
 use super::*;
 use crate::call::{Direction, Heard, Stages, TurnHow, TurnId};
 use crate::telemetry::shown::Shown;
@@ -11,7 +12,7 @@ fn config(folder: &std::path::Path) -> Config {
     Config { database: folder.join("records.sqlite").into(), ..Config::default() }
 }
 
-fn meta(id: &str) -> CallMeta {
+pub(super) fn meta(id: &str) -> CallMeta {
     CallMeta {
         id: CallId::from(id),
         direction: Direction::Outbound,
@@ -184,6 +185,35 @@ fn old_records_are_forgotten_unless_they_are_to_be_delivered() {
     store.write(&[ended("due", 100)], Duration::from_secs(900), true).expect("written");
     assert_eq!(store.forget(Duration::from_secs(500)).expect("forgotten"), 1);
     assert!(store.get("old").expect("reads").is_none() && store.get("due").expect("reads").is_some());
+}
+
+#[test]
+fn a_damaged_database_of_records_is_put_aside_and_a_locked_one_waited_for() {
+    let folder = tempfile::tempdir().expect("temp dir");
+    let database = folder.path().join("records.sqlite");
+    std::fs::write(&database, b"this is no database, and long enough to look at".repeat(100)).expect("written");
+    let records = Records::start(config(folder.path())).expect("starts");
+    converse(&records, "1");
+    records.shutdown();
+    assert!(records.get("1").expect("reads").is_some());
+    let names = || std::fs::read_dir(folder.path()).expect("readable").map(|file| file.expect("there").file_name());
+    assert_eq!(names().filter(|name| name.to_string_lossy().contains(".damaged-")).count(), 1);
+
+    // Its call has not ended, and somebody else holds the file when the next process starts.
+    let other = rusqlite::Connection::open(&database).expect("opens");
+    other.execute_batch("BEGIN IMMEDIATE").expect("locked");
+    let records = Records::start(config(folder.path())).expect("starts all the same");
+    assert!(records.fault().is_some_and(|why| why.contains("locked")), "{:?}", records.fault());
+    converse(&records, "2");
+    other.execute_batch("ROLLBACK").expect("given back");
+    let begun = clock::now();
+    while records.fault().is_some() {
+        assert!(clock::now() - begun < Duration::from_secs(60), "{:?}", records.fault());
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+    records.shutdown();
+    assert_eq!(records.get("1").expect("reads").expect("there")["cause"], "gateway stopped");
+    assert_eq!(records.get("2").expect("reads").expect("there")["state"], "open", "its own is not closed");
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! Records of calls that have ended, sent to the configured URL: signed, tried again, never lost by a restart.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use serde::Deserialize;
 use tokio::sync::{Notify, watch};
 
@@ -10,6 +12,8 @@ use super::ledger::{Access, Ledger};
 use super::store::Due;
 use super::{RecordError, Webhook};
 use crate::clock;
+use crate::fault;
+use crate::supervise::Part;
 use crate::webhook::{Client, Delivery, pause};
 
 /// The first pause after a delivery that failed; it doubles up to [`LONGEST`].
@@ -20,19 +24,34 @@ const BATCH: u32 = 16;
 /// How long to wait where the database tells nothing.
 const IDLE: Duration = Duration::from_secs(600);
 
+/// What delivering needs; see [`super::Records::deliveries`].
+pub struct Deliveries {
+    pub(super) hook: Webhook,
+    pub(super) database: Access,
+    /// A record is due.
+    pub(super) due: Arc<Notify>,
+    pub(super) part: Arc<Part>,
+}
+
 /// Delivers what is due until `stop` changes. One at a time and in order of time, so that a receiver that is slow gets
 /// no more than it takes.
-pub async fn deliver((hook, database, due): (Webhook, Access, Arc<Notify>), mut stop: watch::Receiver<bool>) {
+pub async fn deliver(deliveries: Deliveries, mut stop: watch::Receiver<bool>) {
+    let Deliveries { hook, database, due, part } = deliveries;
     let client = match Client::new() {
         Ok(client) => client,
         Err(error) => return tracing::error!(%error, "[records] webhook: no HTTP client; nothing is delivered"),
     };
     loop {
-        let pause = match round(&client, &hook, &database).await {
-            Ok(pause) => pause,
-            Err(error) => {
+        let pause = match AssertUnwindSafe(round(&client, &hook, &database)).catch_unwind().await {
+            Ok(Ok(pause)) => pause,
+            Ok(Err(error)) => {
                 tracing::warn!(%error, "[records] webhook: the database tells nothing");
                 IDLE
+            }
+            // What was not delivered still is due.
+            Err(_) => {
+                part.fell().rest().await;
+                Duration::ZERO
             }
         };
         tokio::select! {
@@ -54,6 +73,7 @@ async fn round(client: &Client, hook: &Webhook, database: &Access) -> Result<Dur
             return Ok(next.map_or(IDLE, |at| at.saturating_sub(clock::wall()).clamp(FIRST, IDLE)));
         }
         for record in due {
+            fault::point("deliveries", &hook.url);
             let outcome = send(client, hook, &record).await;
             let tries = record.tries + 1;
             let (label, again) = match outcome {

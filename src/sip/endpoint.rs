@@ -488,7 +488,7 @@ async fn dispatch(shared: Arc<Shared>, mut requests: TransactionReceiver) {
             tx = requests.recv() => tx,
         };
         let Some(tx) = tx else { return };
-        fault::point("sip", shared.here.bound.udp.map(|udp| udp.port()));
+        fault::point("sip", shared.here.bound.udp.map_or(0, |udp| udp.port()));
         // overflow: drops (counted): the sender repeats its request
         let Ok(permit) = shared.life.work.clone().try_acquire_owned() else {
             counter!("antiphon_sip_messages_total", "outcome" => "overload").increment(1);

@@ -198,7 +198,7 @@ impl ScreenedUdp {
             }
             Err(error) => return Err(error),
         };
-        fault::point("sip socket", self.socket.local_addr().ok().map(|address| address.port()));
+        fault::point("sip socket", self.socket.local_addr().map_or(0, |address| address.port()));
         if !self.guard.door.admits(from.ip()) {
             count("refused");
             return Ok(None);

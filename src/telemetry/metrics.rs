@@ -273,6 +273,8 @@ pub const METRICS: &[Metric] = &[
     counter("antiphon_webrtc_recovered_total", &[], "Packets of browsers that were lost and came as copies (RED)"),
     counter("antiphon_webrtc_sends_failed_total", &["reason"], "Datagrams that the system did not take"),
     counter("antiphon_webrtc_tcp_refused_total", &[], "ICE connections over TCP that were refused"),
+    // Parts.
+    counter("antiphon_part_panics_total", &["part"], "Panics of parts that are started again"),
     // Other gateways.
     gauge("antiphon_cluster_nodes", &[], "Gateways that the registry has, this one too"),
     gauge("antiphon_registry_up", &[], "Whether the registry of gateways can be used"),
@@ -288,6 +290,7 @@ pub const METRICS: &[Metric] = &[
 /// known shows zero from the first scrape, so that `rate()` and alerts see its first increment. Labels whose values are not
 /// known before (agents, devices, trunks) have no row: those series appear with their owner.
 const VALUES: &[(&str, &str, &[&str])] = &[
+    ("antiphon_part_panics_total", "part", &["batch", "records", "recordings", "webhooks"]),
     ("", "leg", &["sip", "webrtc"]),
     ("antiphon_first_audio_seconds", "class", &["live"]),
     ("", "class", &["live", "batch"]),

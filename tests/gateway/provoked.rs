@@ -156,6 +156,11 @@ pub(crate) const PROVOKED: &[(&str, &str, &[&str])] = &[
         &["antiphon_records_dropped_total"],
     ),
     (
+        "tests/gateway/supervised.rs",
+        "a_part_that_panics_is_started_again_and_nothing_of_a_recorded_call_is_missing",
+        &["antiphon_part_panics_total"],
+    ),
+    (
         "tests/gateway/full_disk.rs",
         "calls_go_on_beside_a_full_disk_and_with_room_again_nothing_is_missing",
         &["antiphon_recording_errors_total"],

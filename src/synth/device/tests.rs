@@ -6,9 +6,10 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::synth::espeak::tests::utterance;
 use crate::synth::tone::Tone;
-use crate::synth::{EngineLimits, Need, Progress, Seeds, Slot, Stages, Step};
+use crate::synth::{EngineLimits, Need, Precedence, Progress, Seeds, Slot, Stages, Step};
 use crate::turn::{Class, Epoch, SpeechEvent, UtteranceEnd};
 
+mod panics;
 mod placement;
 mod shown;
 
@@ -103,17 +104,6 @@ async fn a_device_that_does_not_load_refuses_and_says_why() {
     engine.shutdown();
 }
 
-#[tokio::test]
-async fn a_panicking_voice_fails_its_device_only() {
-    let loaders: Vec<Loader> = vec![Box::new(|| panic!("broken")), Box::new(|| Ok(Box::new(Tone::new())))];
-    let engine = Engine::start(loaders, Config::default()).expect("starts");
-    engine.ready().await;
-    let (sink, events) = mpsc::channel(64);
-    engine.submit(utterance("still here"), sink).expect("accepted by the other");
-    assert_eq!(heard(events).await.1, Some(UtteranceEnd::Done));
-    engine.shutdown();
-}
-
 /// What a [`Flaky`] voice does at its next step.
 #[derive(Clone, Copy, PartialEq)]
 enum Fault {
@@ -135,6 +125,8 @@ struct Script {
     broken_loads: AtomicU32,
     /// Utterances are open and never have anything to run: nothing is learned of what steps cost.
     mute: AtomicBool,
+    /// The second load panics when it is over, outside of what the device is asked for.
+    beside: AtomicBool,
 }
 
 impl Script {
@@ -200,6 +192,12 @@ impl Synthesizer for Flaky {
 
     fn warm_up(&mut self) -> Result<Seeds, SynthError> {
         self.tone.warm_up()
+    }
+
+    fn precedence(&self) -> Option<Arc<Precedence>> {
+        let second = self.script.loads.load(Ordering::Relaxed) == 2;
+        assert!(!second || !self.script.beside.load(Ordering::Relaxed), "a bug beside the voice");
+        None
     }
 }
 

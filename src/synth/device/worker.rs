@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{oneshot, watch};
 
+pub(super) use self::guard::run;
 use self::guard::{guarded, share};
 use self::inflight::Launched;
 use super::delivery::Payload;
@@ -22,6 +23,7 @@ use super::timeline::Timeline;
 use super::trace::Trace;
 use super::{LOADING, Loader, Phase, Recovery, lock};
 use crate::clock;
+use crate::fault;
 use crate::sched::{
     Config, JobEnd, JobId, JobSpec, OpenError, Plan, Quotas, Refused, RefusedReason, Scheduler, StreamNote,
 };
@@ -172,8 +174,8 @@ impl Shared {
     }
 }
 
-/// The body of a device thread, until it is stopped.
-pub(super) fn run(
+/// The body of a device thread, until it is stopped or panics.
+fn serve(
     shared: &Shared,
     index: usize,
     loader: &Loader,
@@ -451,6 +453,9 @@ impl Worker<'_> {
     fn open(&mut self, state: MutexGuard<'_, State>, slot: Slot, job: JobId) -> Result<(), SynthError> {
         let utterance = state.payloads.get(&job).map(|payload| payload.utterance.clone());
         drop(state);
+        if let Some(utterance) = &utterance {
+            fault::point("device", &utterance.text);
+        }
         let result = match utterance {
             Some(utterance) if utterance.streamed => guarded(|| Ok(self.open_streamed(slot, job, &utterance)))?,
             Some(utterance) => guarded(|| Ok(self.synth.open(slot, &utterance).map(|ready| (ready, true))))?,

@@ -3,7 +3,44 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use tokio::sync::watch;
+
+use super::{Shared, serve, up};
+use crate::clock;
+use crate::sched::Config;
+use crate::synth::device::{Loader, Phase, Recovery};
 use crate::synth::{Outcome, Progress, Slot, Step, SynthError};
+
+/// The body of a device thread, until it is stopped. What panics in a voice ends its device, which is loaded again; what panics
+/// beside it does the same, and not the thread.
+pub(in crate::synth::device) fn run(
+    shared: &Shared,
+    index: usize,
+    loader: &Loader,
+    config: &Config,
+    recovery: Recovery,
+    phase: &watch::Sender<Phase>,
+) {
+    let serving = || serve(shared, index, loader, config, recovery, phase);
+    while catch_unwind(AssertUnwindSafe(serving)).is_err() {
+        let again = clock::now() + recovery.first;
+        tracing::error!(device = index, again_in = ?recovery.first, "the device thread panicked");
+        let reason = "its thread panicked";
+        let told = catch_unwind(AssertUnwindSafe(|| {
+            let label = up(shared, index, false);
+            metrics::counter!("antiphon_device_failures_total", "device" => label).increment(1);
+            shared.abandon(reason, 1, Some(again), || phase.send_replace(Phase::Failed(reason.into())));
+        }));
+        if told.is_err() {
+            phase.send_replace(Phase::Failed(reason.into()));
+        }
+        if !shared.rest(again) {
+            phase.send_replace(Phase::Stopped);
+            return;
+        }
+        phase.send_replace(Phase::Loading);
+    }
+}
 
 /// What a step's result means for its slots: only what is not the device's is theirs, and those without a result
 /// share it.

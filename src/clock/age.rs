@@ -1,9 +1,9 @@
 //! How far the wall clock can be trusted with deleting things.
 //!
 //! # Why
-//! Jobs are forgotten after days by the wall clock, for they outlive the process; and the wall clock jumps: a machine
-//! boots in 1970 or in ten days, somebody sets it, a virtual machine wakes up. A job that is kept too long costs some
-//! disk, one that is deleted too early is lost. So the wall clock counts only once the process has run for [`SETTLE`],
+//! Jobs, records and recordings are forgotten after days by the wall clock, for they outlive the process; and the wall
+//! clock jumps: a machine boots in 1970 or in ten days, somebody sets it, a virtual machine wakes up. What is kept too long
+//! costs some disk, what is deleted too early is lost. So the wall clock counts only once the process has run for [`SETTLE`],
 //! time enough for the clock to be set, and never for more time than has passed on the monotonic clock since.
 
 use std::time::{Duration, Instant};
@@ -15,13 +15,13 @@ const SLACK: Duration = Duration::from_secs(600);
 
 /// Compares the two clocks. Owns the last pair of readings that agreed.
 #[derive(Debug, Default)]
-pub(super) struct Age {
+pub struct Age {
     anchor: Option<(Instant, Duration)>,
 }
 
 impl Age {
     /// The time to count ages by; `None`: there is none yet.
-    pub(super) fn trusted(&mut self, now: Instant, wall: Duration) -> Option<Duration> {
+    pub fn trusted(&mut self, now: Instant, wall: Duration) -> Option<Duration> {
         let (began, at) = *self.anchor.get_or_insert((now, wall));
         let run = now.saturating_duration_since(began);
         let even = at + run;
@@ -38,9 +38,7 @@ impl Age {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock;
-
-    const DAY: Duration = Duration::from_secs(86_400);
+    use crate::clock::{self, DAY};
 
     #[test]
     fn a_clock_that_jumps_makes_nothing_older() {
