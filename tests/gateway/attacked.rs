@@ -21,6 +21,12 @@ async fn withstands(row: Row, scale: f64, lasts: u64) {
     assert!(broken.is_empty(), "{broken:#?}");
 }
 
+/// What the others are compared with.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_that_nobody_attacks_are_heard() {
+    withstands(Row::Control, 1.0, 2).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn malformed_messages_are_dropped() {
     withstands(Row::Malformed, 0.02, 2).await;

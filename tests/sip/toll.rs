@@ -7,6 +7,7 @@ use antiphon::{
     media::leg::{LegEvent, MediaLeg},
     sip::{DialError, DialRequest, Endpoint, Outbound, SipConfig, TrunkConfig},
 };
+use md5::{Digest as _, Md5};
 
 /// A trunk at `telephone` that may be asked for German numbers.
 fn trunk(telephone: &Raw, limits: &str) -> TrunkConfig {
@@ -82,6 +83,70 @@ async fn transfers_obey_the_same_rules() {
     raw.answer(&refer, "202 Accepted", "").await;
     let answered = event(&mut leg, |e| matches!(e, LegEvent::TransferAnswered(_))).await;
     assert_eq!(answered, LegEvent::TransferAnswered(Ok(())));
+}
+
+/// The answer of account `a` to the challenge in `response`, as a header.
+fn credentials(response: &str, uri: &str) -> String {
+    let challenge = header(response, "WWW-Authenticate").expect("a challenge");
+    let nonce = challenge.split("nonce=\"").nth(1).and_then(|rest| rest.split('"').next()).expect("a nonce");
+    let hex = |text: String| Md5::digest(text).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let secret = hex("a:antiphon:long enough".to_owned());
+    let response = hex(format!("{secret}:{nonce}:{}", hex(format!("INVITE:{uri}"))));
+    format!(
+        "Authorization: Digest username=\"a\", realm=\"antiphon\", nonce=\"{nonce}\", uri=\"{uri}\", \
+         response=\"{response}\", algorithm=MD5\r\n"
+    )
+}
+
+/// Who may hand its call over (`refer = true`): a trunk by its address, or an account by its password.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refer_of_who_may_send_us_elsewhere_obeys_the_same_rules() {
+    for by_account in [false, true] {
+        // The trunk is at the caller's address, or at another one.
+        let carrier_at = if by_account { "127.0.0.8" } else { "127.0.0.1" };
+        let mut carrier = Raw::at(carrier_at, ([127, 0, 0, 1], 9).into(), "carrier").await;
+        let config = if by_account {
+            let users = vec![toml::from_str("username = \"a\"\npassword = \"long enough\"").expect("valid")];
+            SipConfig { users, refer: true, trunk: vec![trunk(&carrier, "")], ..loopback() }
+        } else {
+            SipConfig { trunk: vec![trunk(&carrier, "refer = true")], ..loopback() }
+        };
+        let (endpoint, mut calls) = start(config).await;
+        carrier.target = endpoint.local_udp().expect("bound");
+        let mut raw = Raw::new(carrier.target, "toll").await;
+        let mut proof = String::new();
+        if by_account {
+            let challenged = raw.ask("INVITE", "", &sdp(4_000, ""), "SIP/2.0 401").await;
+            raw.ack("").await;
+            raw.remote_tag.clear();
+            proof = credentials(&challenged, &raw.contact);
+        }
+        let invite = raw.request("INVITE", &proof, &sdp(4_000, ""));
+        raw.send(&invite).await;
+        let mut leg = limited(limited(calls.recv()).await.expect("a call").accept()).await.expect("accepted");
+        leg.attach().await.expect("attaches");
+        raw.expect("SIP/2.0 200").await;
+        raw.ack("").await;
+        event(&mut leg, |e| *e == LegEvent::Connected).await;
+        let here = carrier.target;
+        for (n, to) in forbidden(&carrier).iter().enumerate() {
+            // As telephones name a number: at us, which is one of a trunk, or without a host.
+            let to = match (to.starts_with('+'), n % 2 == 0) {
+                (true, true) => format!("sip:{to}@{here}"),
+                (true, false) => format!("tel:{to}"),
+                (false, _) => to.clone(),
+            };
+            let status = raw.ask("REFER", &format!("Refer-To: <{to}>\r\n"), "", "SIP/2.0 ").await;
+            assert!(status.starts_with("SIP/2.0 403"), "{to}: {status}");
+        }
+        // The first INVITE that leaves is the first that is allowed.
+        raw.ask("REFER", &format!("Refer-To: <sip:+49301@{here}>\r\nRefer-Sub: false\r\n"), "", "SIP/2.0 202").await;
+        let invite = carrier.next("INVITE").await;
+        assert!(invite.starts_with("INVITE sip:+49301@"), "{invite}");
+        carrier.answer(&invite, "486 Busy Here", "").await;
+        carrier.expect("ACK").await;
+        raw.ask("BYE", "", "", "SIP/2.0 200").await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::verdict::{Figure, Must, Options};
+use super::verdict::{Figure, LATE, Must, Options, TURNS};
 use crate::caller::call::{Call, CallError};
 use crate::caller::sip::{Caller, Config, Credentials};
 use crate::caller::speak::Idle;
@@ -227,9 +227,9 @@ impl Bed {
         let died = self.spawned.exited().is_some();
         // Of calls that have ended, so that the end of each is counted; a gateway that does not tell has lost everything.
         let metrics = self.metrics().await.ok();
-        let unrecorded = metrics.map_or(f64::INFINITY, |metrics| {
-            metrics.total("antiphon_recording_dropped_seconds") + metrics.total("antiphon_recording_errors_total")
-        });
+        let total = |name: &str| metrics.as_ref().map_or(f64::INFINITY, |metrics| metrics.total(name));
+        let unrecorded = total("antiphon_recording_dropped_seconds") + total("antiphon_recording_errors_total");
+        let (underruns, stalls) = (total("antiphon_underruns_total"), total("antiphon_pacing_stalls_total"));
         self.spawned.stop(Duration::from_secs(20)).await;
         let recorded = recorded(&self.folder.join("state/recordings"));
         // It lies in the folder for what is temporary.
@@ -240,11 +240,14 @@ impl Bed {
         let none = Must::AtMost(0.0);
         let mut figures = vec![
             Figure::new("gateway ended by itself", f64::from(u8::from(died)), none),
-            Figure::new("turns heard on the calls that were up", of(&notes.turns), Must::AtLeast(1.0)),
+            Figure::new(TURNS, of(&notes.turns), Must::AtLeast(1.0)),
             // A busy computer's gateway refuses turns and calls that would be late.
             Figure::timed("turns that were not heard", of(&notes.silent), none),
             Figure::timed("gaps in speech, by RTP", of(&notes.gaps), none),
-            Figure::timed("underruns behind a buffer of 60 ms", of(&notes.late), none),
+            // Nothing to send when it was due, as the gateway itself counts, and sent late for want of a processor.
+            Figure::timed("underruns, by the gateway", underruns, none),
+            Figure::timed("times that it sent more than a frame late", stalls, Must::Nothing),
+            Figure::timed(LATE, of(&notes.late), none),
             Figure::new("calls lost", of(&notes.lost), none),
             Figure::timed("calls recorded to their end", recorded, Must::AtLeast(self.calls.len() as f64)),
             Figure::timed("recordings that failed, seconds of sound lost", unrecorded, none),

@@ -14,7 +14,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::bed::{Bed, PASSWORD, PATIENCE, Site, USER};
 use super::flood::{Flood, source, status};
 use super::noise::{DESCRIPTION, Noise};
-use super::verdict::{Figure, Must, Options};
+use super::verdict::{Figure, LATE, Must, Options};
 use crate::caller::call::CallError;
 use crate::caller::sip::{Caller, Config, Credentials, answer_challenge};
 use crate::clock;
@@ -31,6 +31,17 @@ const NONE: Must = Must::AtMost(0.0);
 const REPLAYED: &str = "replayed";
 /// A minute as it shows in answers, which may be late by turns.
 const MINUTE: Duration = Duration::from_secs(58);
+
+/// Nothing but time: what the calls of the other rows have without an attack.
+pub(super) async fn control(options: &Options) -> Result<Vec<Figure>, CallError> {
+    let bed = Bed::start(options, Site::default()).await?;
+    clock::sleep_until(clock::now() + options.lasts).await;
+    // Late packets here are the computer's, and told for the other rows.
+    let figures = bed.end().await.into_iter();
+    Ok(figures
+        .map(|figure| if figure.what == LATE { Figure { must: Must::Nothing, ..figure } } else { figure })
+        .collect())
+}
 
 /// 5,000 malformed and 2,000 unauthenticated messages a second.
 pub(super) async fn malformed(options: &Options) -> Result<Vec<Figure>, CallError> {
@@ -249,11 +260,83 @@ async fn foreign_realm(socket: UdpSocket) -> u32 {
     }
 }
 
-/// 100 destinations that the trunk's rules do not allow: by the API, by transfers of a call, and by REFER.
+/// A call of a carrier's own, in which it may send us elsewhere.
+struct Dialog {
+    socket: UdpSocket,
+    gateway: SocketAddr,
+    own: SocketAddr,
+    tag: String,
+    sequence: u32,
+}
+
+impl Dialog {
+    /// Calls from this address.
+    async fn open(from: IpAddr, gateway: SocketAddr) -> Result<Dialog, CallError> {
+        let socket = UdpSocket::bind((from, 0)).await.map_err(CallError::io("bind a carrier"))?;
+        let own = socket.local_addr().map_err(CallError::io("bind a carrier"))?;
+        let mut dialog = Dialog { socket, gateway, own, tag: String::new(), sequence: 0 };
+        let answer = dialog.ask("INVITE", "Content-Type: application/sdp\r\n", DESCRIPTION).await.unwrap_or_default();
+        let to = answer.lines().find(|line| line.starts_with("To:")).unwrap_or_default();
+        dialog.tag = to.split_once(";tag=").map(|(_, tag)| format!(";tag={tag}")).unwrap_or_default();
+        let ack = dialog.request("ACK", "", "");
+        let _ = dialog.socket.send_to(ack.as_bytes(), gateway).await;
+        match status(answer.as_bytes()) {
+            200 => Ok(dialog),
+            _ => Err(CallError::BadAnswer(format!(
+                "a call of the carrier: {}",
+                answer.lines().next().unwrap_or_default()
+            ))),
+        }
+    }
+
+    fn request(&self, method: &str, lines: &str, body: &str) -> String {
+        let Dialog { gateway, own, tag, sequence, .. } = self;
+        format!(
+            "{method} sip:silent@{gateway} SIP/2.0\r\nVia: SIP/2.0/UDP {own};branch=z9hG4bK{sequence}{method}{};rport\r\n\
+             Max-Forwards: 70\r\nFrom: <sip:carrier@{own}>;tag=c\r\nTo: <sip:silent@{gateway}>{tag}\r\n\
+             Call-ID: carrier-{}\r\nCSeq: {sequence} {method}\r\nContact: <sip:carrier@{own}>\r\n{lines}\
+             Content-Length: {}\r\n\r\n{body}",
+            own.port(),
+            own.port(),
+            body.len()
+        )
+    }
+
+    /// Sends a request, again after a second, and gives its final response. Requests that come meanwhile are answered.
+    async fn ask(&mut self, method: &str, lines: &str, body: &str) -> Option<String> {
+        self.sequence += 1;
+        let (request, number) = (self.request(method, lines, body), format!("CSeq: {} {method}", self.sequence));
+        let answered = async {
+            let mut buffer = vec![0; 8_192];
+            loop {
+                let (length, from) = self.socket.recv_from(&mut buffer).await.ok()?;
+                let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+                match status(text.as_bytes()) {
+                    200.. if text.lines().any(|line| line == number) => return Some(text),
+                    0 if !text.starts_with("ACK ") => {
+                        let _ = self.socket.send_to(response(&text, "200 OK", "").as_bytes(), from).await;
+                    }
+                    _ => {}
+                }
+            }
+        };
+        let mut answered = std::pin::pin!(answered);
+        for _ in 0..5 {
+            self.socket.send_to(request.as_bytes(), self.gateway).await.ok()?;
+            if let Ok(answer) = tokio::time::timeout(Duration::from_secs(1), &mut answered).await {
+                return answer;
+            }
+        }
+        None
+    }
+}
+
+/// 100 destinations that the trunk's rules do not allow: by the API, by transfers of a call, and by REFER, of strangers and in a
+/// call of the trunk, which may send us elsewhere.
 pub(super) async fn toll(options: &Options) -> Result<Vec<Figure>, CallError> {
     let carrier = UdpSocket::bind("127.0.0.8:0").await.map_err(CallError::io("bind a carrier"))?;
     let host = carrier.local_addr().map_err(CallError::io("bind a carrier"))?;
-    let more = format!("[[sip.trunk]]\nname = \"carrier\"\nhost = \"{host}\"\nprefixes = [\"+49\"]\n");
+    let more = format!("[[sip.trunk]]\nname = \"carrier\"\nhost = \"{host}\"\nprefixes = [\"+49\"]\nrefer = true\n");
     let invited = Arc::new(AtomicU64::new(0));
     let _carrying = AbortOnDropHandle::new(tokio::spawn(busy(carrier, invited.clone())));
     let bed = Bed::start(options, Site { more, ..Site::default() }).await?;
@@ -287,25 +370,63 @@ pub(super) async fn toll(options: &Options) -> Result<Vec<Figure>, CallError> {
             (noise.request("REFER", "silent", &format!("Refer-To: <{to}>\r\n"), "").into_bytes(), sip)
         })
         .await;
+    let deadline = clock::now() + PATIENCE;
+    let mut dialog = loop {
+        // A busy gateway may refuse it at first.
+        match Dialog::open(host.ip(), sip).await {
+            Ok(dialog) => break dialog,
+            Err(error) if clock::now() > deadline => return Err(error),
+            Err(_) => clock::sleep_until(clock::now() + Duration::from_millis(100)).await,
+        }
+    };
+    let (mut refused, mut followed) = (0, 0);
+    for (n, to) in forbidden.iter().enumerate() {
+        let to = match (to.starts_with("sip:"), n % 2 == 0) {
+            (true, _) => to.clone(),
+            // At the gateway, which makes it one of a trunk, or without a host.
+            (false, true) => format!("sip:{to}@{sip}"),
+            (false, false) => format!("tel:{to}"),
+        };
+        let answer = dialog.ask("REFER", &format!("Refer-To: <{to}>\r\n"), "").await.unwrap_or_default();
+        match status(answer.as_bytes()) {
+            200..300 => followed += 1,
+            400.. => refused += 1,
+            _ => {}
+        }
+    }
     let dialled = invited.load(Ordering::Relaxed);
-    // And one that is allowed gets there: the carrier was listening. A busy gateway may refuse it at first.
+    // What is allowed is followed, so it is the rules that refused the others.
+    let refer = format!("Refer-To: <sip:+49301234567@{sip}>\r\nRefer-Sub: false\r\n");
+    let taken = status(dialog.ask("REFER", &refer, "").await.unwrap_or_default().as_bytes());
     let deadline = clock::now() + PATIENCE;
     while invited.load(Ordering::Relaxed) == dialled && clock::now() < deadline {
+        clock::sleep_until(clock::now() + Duration::from_millis(20)).await;
+    }
+    let by_refer = invited.load(Ordering::Relaxed) - dialled;
+    let before = invited.load(Ordering::Relaxed);
+    let _ = dialog.ask("BYE", "", "").await;
+    // And one that is allowed gets there: the carrier was listening. A busy gateway may refuse it at first.
+    let deadline = clock::now() + PATIENCE;
+    while invited.load(Ordering::Relaxed) == before && clock::now() < deadline {
         let _ = bed.gateway.place("+49301234567", None).await;
         let seen = clock::now() + Duration::from_secs(3);
-        while invited.load(Ordering::Relaxed) == dialled && clock::now() < seen {
+        while invited.load(Ordering::Relaxed) == before && clock::now() < seen {
             clock::sleep_until(clock::now() + Duration::from_millis(20)).await;
         }
     }
-    let allowed = invited.load(Ordering::Relaxed) - dialled;
+    let allowed = invited.load(Ordering::Relaxed) - before;
     let referred: f64 = back.count(|status| (200..300).contains(&status));
     let mut figures = vec![
         Figure::new("forbidden destinations", forbidden.len() as f64, Must::Nothing),
         Figure::new("accepted by the API", placed as f64, NONE),
         Figure::new("transfers that were tried", transferred as f64, Must::Nothing),
-        Figure::new("REFERs accepted", referred, NONE),
+        Figure::new("REFERs of a stranger accepted", referred, NONE),
+        Figure::new("REFERs in a call of the trunk refused", f64::from(refused), Must::AtLeast(forbidden.len() as f64)),
+        Figure::new("REFERs in a call of the trunk followed", f64::from(followed), NONE),
+        Figure::new("one to an allowed destination accepted", f64::from(u8::from(taken == 202)), Must::AtLeast(1.0)),
         Figure::new("INVITEs that reached the carrier", dialled as f64, NONE),
-        Figure::new("of an allowed destination", allowed as f64, Must::AtLeast(1.0)),
+        Figure::new("of an allowed destination, by REFER", by_refer as f64, Must::AtLeast(1.0)),
+        Figure::new("of an allowed destination, by the API", allowed as f64, Must::AtLeast(1.0)),
     ];
     figures.extend(bed.end().await);
     Ok(figures)

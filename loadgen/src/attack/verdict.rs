@@ -12,6 +12,8 @@ use crate::under_test::process::Host;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Row {
+    /// Nothing: the same gateway and calls, and what the computer itself costs them.
+    Control,
     /// Malformed messages and unauthenticated requests, 7,000 a second.
     Malformed,
     /// INVITEs without description or ACK, 100 a second.
@@ -30,12 +32,13 @@ pub enum Row {
 
 impl Row {
     /// All of them.
-    pub const ALL: [Row; 7] =
-        [Row::Malformed, Row::HalfOpen, Row::Rtp, Row::Digest, Row::Toll, Row::Slow, Row::Descriptors];
+    pub const ALL: [Row; 8] =
+        [Row::Control, Row::Malformed, Row::HalfOpen, Row::Rtp, Row::Digest, Row::Toll, Row::Slow, Row::Descriptors];
 
     /// As on the command line.
     pub fn name(self) -> &'static str {
         match self {
+            Row::Control => "control",
             Row::Malformed => "malformed",
             Row::HalfOpen => "half-open",
             Row::Rtp => "rtp",
@@ -55,6 +58,12 @@ impl FromStr for Row {
         Row::ALL.into_iter().find(|row| row.name() == name).ok_or_else(|| format!("expected one of {}", names()))
     }
 }
+
+/// The figure that tells how many turns were heard.
+pub(super) const TURNS: &str = "turns heard on the calls that were up";
+/// The figure that tells how many packets came too late for a listener: those of the gateway and those of a computer that stood
+/// still, its telephones included.
+pub(super) const LATE: &str = "packets late behind a buffer of 60 ms";
 
 /// How hard, and for how long.
 #[derive(Clone, Debug)]
@@ -163,6 +172,22 @@ pub struct Findings {
 }
 
 impl Verdict {
+    /// Judges late packets by those of `control`, the same calls without an attack: at most as many a turn, and what chance
+    /// adds to a count (three standard deviations of a Poisson count, and of the control's own). Without a late packet there,
+    /// none is allowed here either.
+    pub fn beside(&mut self, control: &Verdict) {
+        let of =
+            |verdict: &Verdict, what: &str| verdict.figures.iter().find(|figure| figure.what == what).map(|f| f.value);
+        let counted = |verdict: &Verdict| Some((of(verdict, LATE)?, of(verdict, TURNS).filter(|turns| *turns > 0.0)?));
+        let (Some((_, turns)), Some((late, without))) = (counted(self), counted(control)) else { return };
+        let share = turns / without;
+        let expected = late * share;
+        let chance = 3.0 * (expected + late * share * share).sqrt();
+        let Some(at) = self.figures.iter().position(|figure| figure.what == LATE) else { return };
+        self.figures[at].must = Must::AtMost((expected + chance).floor());
+        self.figures.insert(at + 1, Figure::new("  in as many turns of the control row", expected, Must::Nothing));
+    }
+
     /// What is not as it must be; `timing`: figures that depend on this computer's speed count.
     pub fn broken(&self, timing: bool) -> Vec<&Figure> {
         self.figures.iter().filter(|figure| !figure.holds() && (timing || !figure.timing)).collect()
@@ -205,6 +230,41 @@ mod tests {
         let figure = serde_json::json!({ "what": "gaps", "measured": 0.0, "must": { "atMost": 0.0 }, "timing": false });
         assert_eq!((&json["figures"][0], &json["figures"][2]["must"]), (&figure, &"nothing".into()));
         assert!(!Figure::new("places", 1.0, Must::AtLeast(2.0)).holds());
+    }
+
+    /// What the telephones of a row heard.
+    fn heard(row: Row, turns: f64, late: f64) -> Verdict {
+        let figures = vec![
+            Figure::new(TURNS, turns, Must::AtLeast(1.0)),
+            Figure::timed(LATE, late, Must::AtMost(0.0)),
+            Figure::timed("gaps", 0.0, Must::AtMost(0.0)),
+        ];
+        Verdict { row, figures }
+    }
+
+    #[test]
+    fn late_packets_are_judged_by_those_of_the_same_calls_without_an_attack() {
+        // Turns and late packets of the attack, of the control; what is allowed, and whether it holds.
+        for ((turns, late), (without, idle), most, holds) in [
+            ((1_000.0, 40.0), (1_000.0, 36.0), 61.0, true),
+            ((1_000.0, 62.0), (1_000.0, 36.0), 61.0, false),
+            // A tenth of the turns: 3.6 late, and a little chance.
+            ((100.0, 9.0), (1_000.0, 36.0), 9.0, true),
+            ((100.0, 20.0), (1_000.0, 36.0), 9.0, false),
+            // A computer that was never late makes no excuse.
+            ((1_000.0, 1.0), (1_000.0, 0.0), 0.0, false),
+            ((1_000.0, 0.0), (1_000.0, 0.0), 0.0, true),
+        ] {
+            let mut verdict = heard(Row::Rtp, turns, late);
+            verdict.beside(&heard(Row::Control, without, idle));
+            let figure = &verdict.figures[1];
+            assert_eq!((figure.must, figure.holds()), (Must::AtMost(most), holds), "{turns} {late} {without} {idle}");
+            assert!((verdict.figures[2].value - idle * turns / without).abs() < 1e-9, "it is told beside");
+        }
+        // Without a control, or where it heard nothing, no late packet is allowed.
+        let mut alone = heard(Row::Rtp, 1_000.0, 1.0);
+        alone.beside(&heard(Row::Control, 0.0, 9.0));
+        assert_eq!(alone.broken(true).len(), 1);
     }
 
     #[test]

@@ -13,7 +13,8 @@ use super::{FAILED, Failure, UNAVAILABLE};
 
 #[derive(Args)]
 pub(crate) struct Attack {
-    /// malformed, half-open, rtp, digest, toll, slow, descriptors; none: each of them
+    /// control (the same calls without an attack, which packets that come late are judged by), malformed, half-open, rtp, digest,
+    /// toll, slow, descriptors. Without any: each of them
     rows: Vec<Row>,
     /// Command that starts a gateway; its configuration is put behind it. Default: the `antiphon` beside this program,
     /// else of the PATH, with `serve`
@@ -31,7 +32,7 @@ pub(crate) struct Attack {
     /// Share of the full rates and numbers
     #[arg(long, default_value_t = 1.0, value_parser = share)]
     scale: f64,
-    /// Attacks at a time, each on a gateway of its own. All seven at once take about six cores
+    /// Attacks at a time, each on a gateway of its own. All eight at once take about seven cores
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
     at_once: u8,
     /// Write the figures here as JSON, anew after each attack
@@ -62,6 +63,7 @@ impl Attack {
             rows: Vec::new(),
             failed: Vec::new(),
         };
+        let with_control = rows.contains(&Row::Control);
         // Tasks of their own, so that a flood does not slow the others down.
         let made = stream::iter(rows).map(|row| {
             let options = options.clone();
@@ -70,16 +72,26 @@ impl Attack {
             async move { (row, making.await.unwrap_or_else(|panic| Err(panic.to_string()))) }
         });
         let mut made = std::pin::pin!(made.buffer_unordered(usize::from(self.at_once)));
+        let mut unjudged = Vec::new();
         while let Some((row, outcome)) = made.next().await {
             match outcome {
-                Ok(verdict) => {
-                    println!("{verdict}");
-                    findings.rows.push(verdict);
-                }
+                Ok(verdict) => unjudged.push(verdict),
                 Err(error) => {
                     println!("{}: {error}\n", row.name());
                     findings.failed.push((row, error));
                 }
+            }
+            let control = findings.rows.iter().chain(&unjudged).find(|verdict| verdict.row == Row::Control).cloned();
+            // It may end after those that it is compared with.
+            if with_control && control.is_none() && !findings.failed.iter().any(|(row, _)| *row == Row::Control) {
+                continue;
+            }
+            for mut verdict in unjudged.drain(..) {
+                if let Some(control) = control.as_ref().filter(|_| verdict.row != Row::Control) {
+                    verdict.beside(control);
+                }
+                println!("{verdict}");
+                findings.rows.push(verdict);
             }
             if let Some(file) = &self.json {
                 write(file, &findings)?;

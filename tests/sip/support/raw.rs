@@ -34,8 +34,12 @@ pub(crate) struct Raw {
 
 impl Raw {
     pub(crate) async fn new(target: SocketAddr, call_id: &str) -> Raw {
-        let any = if target.is_ipv6() { "[::1]:0" } else { "127.0.0.1:0" };
-        let socket = UdpSocket::bind(any).await.expect("binds");
+        Raw::at(if target.is_ipv6() { "::1" } else { "127.0.0.1" }, target, call_id).await
+    }
+
+    /// As [`Raw::new`], at another address of this machine.
+    pub(crate) async fn at(ip: &str, target: SocketAddr, call_id: &str) -> Raw {
+        let socket = UdpSocket::bind((ip, 0)).await.expect("binds");
         let local = socket.local_addr().expect("bound").to_string();
         let contact = format!("sip:demo@{target}");
         Raw {
