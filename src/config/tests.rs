@@ -1,5 +1,7 @@
 //! Files, variables and mistakes.
 
+use sha2::{Digest as _, Sha256};
+
 use super::*;
 use crate::server::config::Scope;
 
@@ -55,6 +57,31 @@ fn tokens_may_be_strings_or_tables() {
     assert_eq!(config.http.tokens[1].scopes, [Scope::Admin]);
     let shown = format!("{config:?}");
     assert!(!shown.contains(plain) && !shown.contains(named));
+}
+
+#[test]
+fn a_token_may_be_given_by_its_hash() {
+    let text = "a-token-of-its-own";
+    let hash = Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("hash");
+    std::fs::write(&file, format!("{hash}\n")).expect("written");
+    for given in [format!("{hash:?}"), format!("{:?}", hash.to_uppercase()), format!("{{ file = {file:?} }}")] {
+        let config =
+            load(&format!("[http]\ntokens = [{{ name = \"ops\", sha256 = {given}, scopes = [\"admin\"] }}]\n"), &[]);
+        let tokens = config.expect("valid").http.tokens;
+        assert!(tokens[0].is(text) && !tokens[0].is(&hash), "the hash itself opens nothing");
+        assert_eq!((tokens[0].name.as_str(), &tokens[0].scopes[..]), ("ops", &[Scope::Admin][..]));
+    }
+    for (wrong, why) in [
+        (format!("sha256 = {:?}", &hash[1..]), "64 hexadecimal"),
+        (format!("sha256 = \"{}x\"", &hash[1..]), "64 hexadecimal"),
+        ("sha256 = \"\"".to_owned(), "empty"),
+        (format!("sha256 = {hash:?}, token = {text:?}"), "give one of"),
+    ] {
+        let error = load(&format!("[http]\ntokens = [{{ {wrong} }}]\n"), &[]).expect_err(&wrong).to_string();
+        assert!(error.contains(why), "{wrong}: {error}");
+    }
 }
 
 /// An empty token is what `Authorization: Bearer` without more presents.

@@ -97,7 +97,8 @@ impl Http {
     }
 }
 
-/// A bearer token: a string, or a table with a name (for ownership, fairness, limits and logs) and scopes.
+/// A bearer token: a string, or a table with a name (for ownership, fairness, limits and logs) and scopes. With `sha256` in place of
+/// `token` the configuration itself has no more than the digest.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
     /// Who this is, in metrics and logs, and the owner of what is made with it.
@@ -174,7 +175,7 @@ impl<'de> Visitor<'de> for Form {
     type Value = Token;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string or { name, token, scopes, outbound }")
+        f.write_str("a string or { name, token or sha256, scopes, outbound }")
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Token, E> {
@@ -187,6 +188,7 @@ impl<'de> Visitor<'de> for Form {
         struct Table {
             name: Option<String>,
             token: Option<Secret>,
+            sha256: Option<Secret>,
             #[serde(default)]
             scopes: Vec<Scope>,
             outbound: Option<Limits>,
@@ -194,6 +196,16 @@ impl<'de> Visitor<'de> for Form {
             file: Option<PathBuf>,
         }
         let table = Table::deserialize(MapAccessDeserializer::new(map))?;
+        let (name, outbound) = (table.name.unwrap_or_default(), table.outbound);
+        if let Some(hash) = table.sha256 {
+            if table.token.is_some() || table.env.is_some() || table.file.is_some() {
+                return Err(Error::custom("give one of `token`, `sha256`, `env` and `file`"));
+            }
+            let digest = hashed(hash.reveal()).ok_or_else(|| {
+                Error::custom("sha256 must be 64 hexadecimal digits: `printf %s \"$TOKEN\" | sha256sum` prints them")
+            })?;
+            return Ok(Token { name, digest, scopes: table.scopes, outbound });
+        }
         let (secret, from) = match (table.token, table.env, table.file) {
             (Some(token), None, None) => (token, "`token`".to_owned()),
             (None, Some(env), None) => {
@@ -203,11 +215,18 @@ impl<'de> Visitor<'de> for Form {
                 let from = format!("the file `{}`", file.display());
                 (Secret::from_file(&file).map_err(Error::custom)?, from)
             }
-            _ => return Err(Error::custom("give one of `token`, `env` and `file`")),
+            _ => return Err(Error::custom("give one of `token`, `sha256`, `env` and `file`")),
         };
-        let outbound = table.outbound;
-        token(table.name.unwrap_or_default(), &secret, table.scopes, &from).map(|token| Token { outbound, ..token })
+        token(name, &secret, table.scopes, &from).map(|token| Token { outbound, ..token })
     }
+}
+
+/// A digest from its hexadecimal digits.
+fn hashed(hex: &str) -> Option<[u8; 32]> {
+    let (pairs, rest) = hex.as_bytes().as_chunks::<2>();
+    let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
+    let bytes: Option<Vec<u8>> = pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?)).collect();
+    bytes.filter(|_| rest.is_empty())?.try_into().ok()
 }
 
 fn token<E: Error>(name: String, secret: &Secret, scopes: Vec<Scope>, from: &str) -> Result<Token, E> {
