@@ -316,7 +316,7 @@ impl Seen {
 }
 
 /// The digest of RFC 7616 section 3.4.1; `covered` is what stands between the two hashes.
-fn digest(algorithm: DigestName, who: &[&str], covered: &str, what: &[&str]) -> String {
+pub(super) fn digest(algorithm: DigestName, who: &[&str], covered: &str, what: &[&str]) -> String {
     let hash = |text: String| match algorithm {
         DigestName::Md5 => hex(&Md5::digest(text)),
         DigestName::Sha256 => hex(&Sha256::digest(text)),

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use rsipstack::{
     dialog::DialogId,
-    sip::{Request, Response, SipMessage, prelude::HeadersExt},
+    sip::{Method, Request, Response, SipMessage, prelude::HeadersExt},
     transaction::key::{TransactionKey, TransactionRole},
 };
 use tokio::sync::mpsc;
@@ -96,5 +96,5 @@ fn told(mut response: Response) {
     for realm in [None, Some("here")] {
         let _ = challenge::reduce(&mut response.headers, realm);
     }
-    challenge::mend(&mut response.headers);
+    challenge::mend(&mut response.headers, Method::Invite, |_| Some(Secret::new("wonderland")));
 }

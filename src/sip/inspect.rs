@@ -28,7 +28,11 @@ pub(super) struct Inspector {
 impl MessageInspector for Inspector {
     fn before_send(&self, mut message: SipMessage, _: Option<&SipAddr>) -> SipMessage {
         match &mut message {
-            SipMessage::Request(request) => challenge::mend(&mut request.headers),
+            SipMessage::Request(request) => {
+                let to = request.to_header().ok().and_then(|to| to.typed().ok());
+                let password = |username: &str| self.carriers.password(&to.as_ref()?.uri.host_with_port.host, username);
+                challenge::mend(&mut request.headers, request.method, password);
+            }
             SipMessage::Response(response) => tidy::hide(response),
         }
         message

@@ -30,7 +30,7 @@ use rsipstack::{
 use tokio::time::timeout;
 
 use super::{
-    config::{Network, SipConfig, TrunkConfig},
+    config::{Network, Secret, SipConfig, TrunkConfig},
     resolve::Directory,
 };
 use crate::reach::{self, Scope};
@@ -69,6 +69,8 @@ pub(super) struct Carriers(Arc<Mutex<Vec<Carrier>>>);
 struct Carrier {
     hosts: Vec<HostWithPort>,
     realm: Option<String>,
+    /// What we are known as there, and the password.
+    account: Option<(String, Secret)>,
     addresses: Vec<IpAddr>,
 }
 
@@ -88,7 +90,8 @@ impl Carriers {
                 Host::Domain(_) => None,
             };
             let addresses = hosts.iter().filter_map(address).collect();
-            Carrier { hosts, realm: trunk.realm.clone(), addresses }
+            let account = trunk.username.clone().zip(trunk.password.clone());
+            Carrier { hosts, realm: trunk.realm.clone(), account, addresses }
         };
         Carriers(Arc::new(Mutex::new(config.trunk.iter().map(carrier).collect())))
     }
@@ -96,6 +99,13 @@ impl Carriers {
     /// The place of the trunk that `ip` belongs to.
     pub(super) fn find(&self, ip: IpAddr) -> Option<usize> {
         self.lock().iter().position(|carrier| carrier.addresses.contains(&ip.to_canonical()))
+    }
+
+    /// The password of `username` at the trunk whose host is named so.
+    pub(super) fn password(&self, host: &Host, username: &str) -> Option<Secret> {
+        let carriers = self.lock();
+        let mut accounts = carriers.iter().filter(|carrier| carrier.is_at(host)).filter_map(|one| one.account.as_ref());
+        accounts.find(|(name, _)| name == username).map(|(_, password)| password.clone())
     }
 
     /// Whether a trunk's host is named so, with or without a port.

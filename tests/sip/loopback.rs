@@ -11,8 +11,8 @@ use crate::support::{
 use antiphon::{
     media::leg::{Codec, LegEnd, LegEvent, MediaLeg},
     sip::{
-        Beside, CodecName, DialError, DialRequest, Endpoint, IncomingCall, NameSource, RtpConfig, Secret, SipConfig,
-        SipError, TlsConfig, TrunkConfig, User,
+        Beside, CodecName, DialError, DialRequest, DigestName, Endpoint, IncomingCall, NameSource, RtpConfig, Secret,
+        SipConfig, SipError, TlsConfig, TrunkConfig, User,
     },
 };
 use rsipstack::resolver::sip_resolver::{LookupSource, SrvRecord};
@@ -296,6 +296,32 @@ async fn passwords_are_asked_for_and_checked() {
                 assert_eq!(closed(&mut called).await, LegEnd::Remote);
             }
         }
+    }
+}
+
+/// RFC 8760: whichever a carrier asks for, and only for that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_algorithm_that_a_carrier_may_ask_for_is_answered() {
+    for algorithm in [DigestName::Md5, DigestName::Sha256, DigestName::Sha512_256] {
+        let users = vec![User { username: "alice".to_owned(), password: Secret::new("wonder") }];
+        let (b, mut calls) = start(SipConfig { users, digest: vec![algorithm], ..loopback() }).await;
+        let mut with = trunk(&b);
+        (with.username, with.password) = (Some("alice".to_owned()), Some(Secret::new("wonder")));
+        let (a, _) = start(SipConfig { trunk: vec![with], ..loopback() }).await;
+        let answer = async {
+            let call = calls.recv().await.expect("a call");
+            assert_eq!(call.account.as_deref(), Some("alice"), "{algorithm:?}");
+            call.accept().await.expect("accepted")
+        };
+        let request = DialRequest { to: "demo".to_owned(), ..DialRequest::default() };
+        let (leg, mut called) = limited(async { tokio::join!(a.dial(request), answer) }).await;
+        let mut leg = leg.unwrap_or_else(|error| panic!("{algorithm:?}: {error}"));
+        leg.attach().await.expect("attaches");
+        called.attach().await.expect("attaches");
+        // A request within the call is challenged, too, or not: its answer is what counts.
+        hold(&mut leg, true).await.unwrap_or_else(|error| panic!("{algorithm:?}: {error}"));
+        leg.hang_up().await;
+        assert_eq!(closed(&mut called).await, LegEnd::Remote);
     }
 }
 
