@@ -131,7 +131,24 @@ macro_rules! targets {
     };
 }
 
-targets!(sip, sdp, whip, rtp, rtcp, agent_frames, requests, recogniser, llm, worker, pickle, yaml, onnx, audio, config,);
+targets!(
+    sip,
+    dialogs,
+    sdp,
+    whip,
+    rtp,
+    rtcp,
+    agent_frames,
+    requests,
+    recogniser,
+    llm,
+    worker,
+    pickle,
+    yaml,
+    onnx,
+    audio,
+    config,
+);
 
 #[test]
 fn every_target_has_a_test_and_a_binary_for_cargo_fuzz() {

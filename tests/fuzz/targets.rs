@@ -6,6 +6,9 @@ use std::time::Duration;
 
 use antiphon::clock;
 
+#[path = "dialogs.rs"]
+mod dialogs;
+
 /// A reader.
 pub(crate) struct Target {
     /// Also of its corpus, and of its binary for cargo-fuzz.
@@ -22,8 +25,10 @@ const fn target(name: &'static str, read: fn(&[u8])) -> Target {
     Target { name, read, data: &[], runs: 3_000 }
 }
 
-pub(crate) const TARGETS: [Target; 15] = [
+pub(crate) const TARGETS: [Target; 16] = [
     Target { data: &[("rfc4475", "dat")], runs: 1_000, ..target("sip", antiphon::sip::fuzz) },
+    // Transactions and dialogs, by scripts.
+    Target { runs: 150, ..target("dialogs", dialogs::converse) },
     target("sdp", describe),
     // Offers, fragments of trickle ICE, and STUN.
     target("whip", antiphon::webrtc::fuzz),
