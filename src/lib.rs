@@ -5,7 +5,7 @@
 //! are named here):
 //!
 //! - [`file`]: files that are there whole or not at all
-//! - [`clock`], [`audio`], [`secret`]: time, units of sound, values that never show in logs; [`node`]: ids that carry a
+//! - [`clock`], [`audio`], [`secret`]: time, units of sound, values that never show in logs; [`seats`]: limits that may change; [`node`]: ids that carry a
 //!   machine; [`reach`]: which addresses a peer may name; [`pem`]: certificates and keys from files; [`fault`]: panics for
 //!   tests; [`supervise`]: parts that are started again after one
 //! - [`turn`]: the vocabulary of speech work; [`audio_file`]: files and downloads of sound; [`socket`]: WebSockets that the
@@ -51,6 +51,7 @@ pub mod reach;
 pub mod recording;
 pub mod records;
 pub mod sched;
+pub mod seats;
 pub mod secret;
 pub mod server;
 pub mod sip;

@@ -26,7 +26,7 @@ use crate::agent::Agents;
 use crate::agent::config::Overload;
 use crate::agent::relay::VoiceRule;
 use crate::batch::Jobs;
-use crate::call::Calls;
+use crate::call::{CallConfig, Calls, Grace};
 use crate::certificate::Certificate;
 use crate::clock;
 use crate::cluster::{Nodes, Sip, Told};
@@ -35,7 +35,7 @@ use crate::gateway::outgoing::Outgoing;
 use crate::gateway::recent::{self, Recent};
 use crate::gateway::tenants::Tenants;
 use crate::gateway::webhooks::Webhooks;
-use crate::gateway::{self, Gateway, Room};
+use crate::gateway::{self, Drain, Gateway, Room};
 use crate::handover::{Name, Place, from_systemd, listener};
 use crate::recording::Recordings;
 use crate::records::{self, RecordError, Records};
@@ -327,7 +327,7 @@ impl App {
             nodes,
             place: place.clone(),
             default_agent: config.sip.agent.clone().unwrap_or_else(|| "demo".into()).into(),
-            drain_grace: Duration::from_secs(config.call.drain_grace_s),
+            drain: drain(&config.call),
         };
         // Before the first call; it holds nothing that holds the agents.
         let rights = gateway.rights();
@@ -354,7 +354,8 @@ impl App {
             let (room, sip, enrolled) = (gateway.room.clone(), gateway.sip.clone(), gateway.voices.clone());
             let tell = move || {
                 let Addresses { udp, tcp, tls } = sip.as_ref().map(|sip| sip.addresses()).unwrap_or_default();
-                Told { sip: Sip { udp, tcp, tls }, load: room.load(), voices: workers::enrolled(&enrolled) }
+                let withdrawn = sip.as_ref().is_some_and(|sip| sip.is_withdrawn());
+                Told { sip: Sip { udp, tcp, tls }, load: room.load(), voices: workers::enrolled(&enrolled), withdrawn }
             };
             let trunks = config.sip.trunk.iter().filter(|trunk| trunk.register).map(|trunk| trunk.name.clone());
             let (place, stop, trunks) = (place.clone(), stop.subscribe(), trunks.collect());
@@ -371,7 +372,7 @@ impl App {
         }
         let policies = server::Policies::new(&config.http).among(gateway.nodes.clone());
         let reloader = Reloader::new(&config, policies.clone(), gateway.agents.clone(), gateway.tenants.clone());
-        let reloader = Arc::new(reloader.telling(tell_phrases, webhooks.clone()));
+        let reloader = Arc::new(reloader.telling(tell_phrases, webhooks.clone()).steering(gateway.clone()));
         let router = server::router(gateway.clone(), policies, reloader.clone());
         let bounds =
             server::Bounds { all: config.http.max_connections, per_address: config.http.connections_per_address };
@@ -421,10 +422,20 @@ impl App {
         self.left.cancelled().await;
     }
 
-    /// Refuses new calls, lets turns end, closes legs and stops; calls that still live after the grace are cut.
+    /// Says that no calls are taken, refuses them after the notice, lets turns end, closes legs and stops; calls that still live
+    /// after the grace are cut.
     pub async fn drain(self) {
-        self.gateway.place.close();
-        let cut = self.gateway.close().await;
+        self.end(true).await;
+    }
+
+    /// As [`App::drain`], without the notice.
+    pub async fn drain_at_once(self) {
+        self.end(false).await;
+    }
+
+    async fn end(self, notice: bool) {
+        let notice = if notice { self.gateway.drain.notice } else { Duration::ZERO };
+        let cut = self.gateway.close(notice).await;
         if cut > 0 {
             tracing::warn!(calls = cut, "cut off at the end of the grace");
         }
@@ -466,6 +477,12 @@ async fn tell_others(
         end.send_replace(true);
         keeping.await;
     }
+}
+
+fn drain(config: &CallConfig) -> Drain {
+    let seconds = Duration::from_secs;
+    let grace = Grace { turns: seconds(config.drain_grace_s), bridged: seconds(config.drain_bridged_s) };
+    Drain { notice: seconds(config.drain_notice_s), grace }
 }
 
 /// Starts what speaks, here and on other machines. Takes the loaders of `choice`.

@@ -11,18 +11,44 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde::Serialize;
 use tokio::sync::watch;
 
+use super::descriptors;
 use crate::agent::Agents;
 use crate::config::{self, Config, ConfigError, Source};
+use crate::gateway::Gateway;
 use crate::gateway::tenants::Tenants;
 use crate::gateway::webhooks::Webhooks;
 use crate::sched;
 use crate::server::{self, Policies};
+use crate::sip::{Endpoint, SipError};
 use crate::telemetry;
 use crate::turn::Utterance;
 
 /// Keys, and sections with a dot after them, that a running gateway takes up.
 const APPLIED: [&str; 8] =
     ["http.tokens", "http.hosts", "http.cors", "log.level", "agent.", "lexicon.", "tenant.", "webhook."];
+
+/// The same where the gateway runs that they are about.
+const STEERED: [&str; 19] = [
+    "batch.keep_days",
+    "call.max_calls",
+    "recording.keep_days",
+    "records.keep_days",
+    "scheduler.tenant_default",
+    "scheduler.tenants",
+    "sip.allow",
+    "sip.codecs",
+    "sip.half_open_per_source",
+    "sip.max_calls",
+    "sip.media_timeout_s",
+    "sip.messages_per_second",
+    "sip.outbound",
+    "sip.refer",
+    "sip.ring_timeout_s",
+    "sip.session_expires_s",
+    "sip.trunk",
+    "sip.users",
+    "webrtc.ice_servers",
+];
 
 /// What a reload did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -46,8 +72,14 @@ pub struct Reloader {
     phrases: Option<watch::Sender<Arc<[Utterance]>>>,
     /// Who is told of events.
     webhooks: Option<Webhooks>,
-    /// What schedulers hold tenants to since the start.
+    /// Whose limits, trunks and accounts are followed, where it runs.
+    gateway: Option<Gateway>,
+    /// What schedulers hold tenants to since the start, where nobody tells them of others.
     shares: BTreeMap<String, sched::Tenant>,
+    /// Trunks that were to register at the start: nodes of a cluster hold leases of these.
+    registering: BTreeSet<String>,
+    /// `[log] level` in force.
+    level: Mutex<String>,
 }
 
 impl Reloader {
@@ -62,7 +94,10 @@ impl Reloader {
             tenants,
             phrases: None,
             webhooks: None,
+            gateway: None,
             shares: config.scheduler.tenants.clone(),
+            registering: registering(config),
+            level: Mutex::new(config.log.level.clone()),
         }
     }
 
@@ -71,19 +106,47 @@ impl Reloader {
         Self { phrases: Some(phrases), webhooks: Some(webhooks), ..self }
     }
 
+    /// Has `gateway` follow, too.
+    pub fn steering(self, gateway: Gateway) -> Self {
+        Self { gateway: Some(gateway), ..self }
+    }
+
+    /// `[log] level` in force.
+    pub fn log_level(&self) -> String {
+        self.level.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Reads the file again and takes up what can change.
     ///
     /// # Errors
     /// The first mistake, with its place; then nothing has changed.
     pub fn reload(&self) -> Result<Report, ConfigError> {
-        let config = Config::load(self.file.as_deref(), config::variables())?;
+        let mut config = Config::load(self.file.as_deref(), config::variables())?;
         config.check_exposure()?;
+        if self.gateway.is_some() {
+            let wrong = |error: SipError| ConfigError { origin: "[sip]".into(), message: error.to_string() };
+            Endpoint::check_settings(&config.sip).map_err(wrong)?;
+            if let Some(files) = descriptors::raise() {
+                descriptors::fit(&mut config, files).iter().for_each(|line| tracing::warn!("{line}"));
+            }
+        }
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut report = report(read.changes(&config.source));
-        // Also of tenants that are not there any more.
-        let names: BTreeSet<&String> = config.tenant.keys().chain(self.shares.keys()).collect();
-        for name in names.into_iter().filter(|name| self.shares.get(*name) != config.scheduler.tenants.get(*name)) {
-            report.needs_restart.insert(format!("tenant.{name}.{{share, limits.streams, limits.chars_per_minute}}"));
+        let mut report = report(read.changes(&config.source), self.gateway.as_ref());
+        match &self.gateway {
+            Some(gateway) => {
+                report.needs_restart.extend(steer(gateway, &config));
+                let new = registering(&config).into_iter().filter(|name| !self.registering.contains(name));
+                let waits = new.filter(|_| gateway.nodes.is_some()).map(|name| format!("sip.trunk `{name}` register"));
+                report.needs_restart.extend(waits);
+            }
+            None => {
+                // Also of tenants that are not there any more.
+                let names: BTreeSet<&String> = config.tenant.keys().chain(self.shares.keys()).collect();
+                let changed = |name: &&String| self.shares.get(*name) != config.scheduler.tenants.get(*name);
+                let waits = names.into_iter().filter(changed);
+                let key = |name| format!("tenant.{name}.{{share, limits.streams, limits.chars_per_minute}}");
+                report.needs_restart.extend(waits.map(key));
+            }
         }
         self.policies.replace(&config.http);
         self.tenants.replace(config.tenant_rules());
@@ -96,6 +159,7 @@ impl Reloader {
         self.agents.read_with(config.lexicon.said);
         self.agents.replace(config.agent);
         telemetry::set_level(&config.log.level);
+        *self.level.lock().unwrap_or_else(PoisonError::into_inner) = config.log.level;
         // What waits for a restart is named again the next time: it still waits.
         read.take(&config.source, &report.applied);
         tracing::info!(applied = ?report.applied, needs_restart = ?report.needs_restart, "configuration reloaded");
@@ -114,9 +178,32 @@ impl server::Configuration for Reloader {
     }
 }
 
-fn report(changed: BTreeSet<String>) -> Report {
-    let applies =
-        |key: &String| APPLIED.iter().any(|known| key == known || (known.ends_with('.') && key.starts_with(known)));
+fn registering(config: &Config) -> BTreeSet<String> {
+    config.sip.trunk.iter().filter(|trunk| trunk.register).map(|trunk| trunk.name.clone()).collect()
+}
+
+/// Tells the parts of a gateway; gives what waits for a restart all the same.
+fn steer(gateway: &Gateway, config: &Config) -> Vec<String> {
+    gateway.calls.limit(config.call.max_calls);
+    gateway.records.keep(config.records.keep_days);
+    gateway.recordings.keep(config.recording.keep_days);
+    gateway.jobs.keep(config.batch.keep_days);
+    gateway.webrtc.tell_ice_servers(&config.webrtc.ice_servers);
+    for engine in std::iter::once(&gateway.engine).chain(&gateway.fallback) {
+        engine.limit_tenants(&config.scheduler);
+    }
+    gateway.sip.as_ref().map(|sip| sip.apply(&config.sip)).unwrap_or_default()
+}
+
+fn report(changed: BTreeSet<String>, gateway: Option<&Gateway>) -> Report {
+    let steered = |key: &String| {
+        gateway.is_some_and(|gateway| {
+            STEERED.contains(&key.as_str()) && (gateway.sip.is_some() || !key.starts_with("sip."))
+        })
+    };
+    let applies = |key: &String| {
+        steered(key) || APPLIED.iter().any(|known| key == known || (known.ends_with('.') && key.starts_with(known)))
+    };
     let (applied, needs_restart) = changed.into_iter().partition(applies);
     Report { applied, needs_restart }
 }

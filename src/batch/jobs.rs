@@ -9,8 +9,8 @@
 //! tried again, and [`Jobs::fault`] says so meanwhile. A PostgreSQL may have jobs of other gateways: it is connected to
 //! at once, by the thread of jobs, and again whenever it was away.
 
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Batch, BatchError, Changes, ChangesReader, Config};
@@ -27,8 +27,12 @@ struct Inner {
     open: Mutex<Option<Batch>>,
     /// Of whichever database is open.
     changes: Changes,
-    /// Another process does the work.
+    /// Another process does the work, or the gateway drains.
     parked: AtomicBool,
+    /// Held while work is being parked: what is in hand ends before anybody takes it up again.
+    parking: Mutex<()>,
+    /// Days that jobs which are over are kept.
+    keep_days: AtomicU32,
     /// Why the database could not be opened the last time.
     fault: Mutex<Option<String>>,
 }
@@ -46,8 +50,10 @@ impl Jobs {
     /// Goes on with unfinished jobs where there is a database that can be used.
     pub fn new(config: Config, engine: Engine) -> Self {
         let exists = config.database.path().is_none_or(Path::exists);
+        let keep_days = AtomicU32::new(config.keep_days);
         let (open, parked, fault) = (Mutex::default(), AtomicBool::new(false), Mutex::default());
-        let jobs = Self(Arc::new(Inner { config, engine, open, changes: Changes::default(), parked, fault }));
+        let (changes, parking) = (Changes::default(), Mutex::default());
+        let jobs = Self(Arc::new(Inner { config, engine, open, changes, parked, parking, keep_days, fault }));
         if exists {
             // Told by the log and by `fault`.
             let _ = jobs.batch();
@@ -105,6 +111,7 @@ impl Jobs {
         }
         *fault = reason;
         let batch = outcome?;
+        batch.keep(self.0.keep_days.load(Ordering::Relaxed));
         *open = Some(batch.clone());
         Ok(batch)
     }
@@ -123,20 +130,28 @@ impl Jobs {
         }
     }
 
+    /// Keeps jobs that are over for so many days from now on.
+    pub fn keep(&self, days: u32) {
+        self.0.keep_days.store(days, Ordering::Relaxed);
+        self.opened().iter().for_each(|batch| batch.keep(days));
+    }
+
     /// The open database, if any.
     pub fn opened(&self) -> Option<Batch> {
         self.0.open.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// As [`Jobs::shutdown`], and opens nothing until [`Jobs::resume`]: another process does the work. Blocks.
+    /// As [`Jobs::shutdown`], and opens nothing until [`Jobs::resume`]: another process does the work, or nobody. Blocks.
     pub fn park(&self) {
+        let _parking = self.0.parking.lock().unwrap_or_else(PoisonError::into_inner);
         // Before: who asks meanwhile would open the database again.
         self.0.parked.store(true, Ordering::Release);
-        self.shutdown();
+        self.stop();
     }
 
-    /// Goes on after [`Jobs::park`]. Blocks for milliseconds.
+    /// Goes on after [`Jobs::park`], whose end it waits for. Blocks.
     pub fn resume(&self) {
+        let _parking = self.0.parking.lock().unwrap_or_else(PoisonError::into_inner);
         self.0.parked.store(false, Ordering::Release);
         if self.0.config.database.path().is_none_or(Path::exists) {
             // Told by the log and by `fault`.
@@ -146,6 +161,11 @@ impl Jobs {
 
     /// Stops handing out work; unfinished jobs go on after the next start. Blocks.
     pub fn shutdown(&self) {
+        let _parking = self.0.parking.lock().unwrap_or_else(PoisonError::into_inner);
+        self.stop();
+    }
+
+    fn stop(&self) {
         let open = self.0.open.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(batch) = open {
             batch.shutdown();

@@ -30,6 +30,7 @@ mod store;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -355,12 +356,18 @@ impl Batch {
             }
         };
         let shared = Arc::new(Shared::new(store, changed, place, changes));
+        shared.keep_days.store(config.keep_days, Ordering::Relaxed);
         let (settings, theirs) = (config.clone(), shared.clone());
         let thread = std::thread::Builder::new()
             .name("batch".into())
             .spawn(move || runner::run_for_ever(&settings, &engine, &theirs));
         let thread = thread.map_err(io(&config.audio_dir))?;
         Ok(Self { inner: Arc::new(Inner { config, shared, thread: Mutex::new(Some(thread)), health }) })
+    }
+
+    /// Keeps jobs that are over for so many days from now on.
+    pub fn keep(&self, days: u32) {
+        self.inner.shared.keep_days.store(days, Ordering::Relaxed);
     }
 
     /// Takes a job on. When this returns, the job is on disk.

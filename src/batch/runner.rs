@@ -541,7 +541,7 @@ impl Runner {
     /// `now`: the wall-clock time, as far as it can be trusted; `None`: nothing is forgotten for its age.
     fn forget_old(&self, now: Option<Duration>) -> Result<(), super::BatchError> {
         let mut store = self.shared.store();
-        let kept = Duration::from_secs(u64::from(self.config.keep_days) * 86_400);
+        let kept = Duration::from_secs(u64::from(self.shared.keep_days.load(Ordering::Relaxed)) * 86_400);
         let oldest = now.map_or(Duration::ZERO, |now| now.saturating_sub(kept));
         let limit = self.config.max_audio_mib << 20;
         let mut bytes = store.bytes()?;

@@ -1,6 +1,6 @@
 //! What the handle and the thread of jobs share.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
@@ -22,6 +22,8 @@ pub(super) struct Shared {
     stopped: AtomicBool,
     /// The thread that works on jobs.
     pub(super) part: Part,
+    /// Days that jobs which are over are kept.
+    pub(super) keep_days: AtomicU32,
     pub(super) stalled: Mutex<Option<String>>,
     /// Characters a second, smoothed.
     pub(super) speed: Mutex<Option<f64>>,
@@ -36,6 +38,7 @@ impl Shared {
             changes,
             stopped: AtomicBool::new(false),
             part: Part::new("batch"),
+            keep_days: AtomicU32::default(),
             stalled: Mutex::default(),
             speed: Mutex::default(),
         }

@@ -264,6 +264,11 @@ impl Bridging {
 }
 
 impl CallHandle {
+    /// Whether its peer speaks with the peer of another call.
+    pub fn is_bridged(&self) -> bool {
+        self.shared.bridging.with().is_some()
+    }
+
     /// Calls a human and joins them with the peer, told as [`super::CallEvent::Bridge`].
     ///
     /// # Errors

@@ -42,7 +42,7 @@ pub use handle::{CallHandle, CallMeta, PlayRequest, SpeakError, Style, TextDelta
 pub use info::{CallInfo, MediaFrame, MediaTap, TapDirection};
 pub use machine::{streamed_utterances, utterances};
 pub use messages::{Messages, PeerMessage};
-pub use registry::{Arriving, Calls, StartError};
+pub use registry::{Arriving, Calls, Grace, StartError};
 pub use settings::{BargeIn, CallConfig, Interruptible};
 pub use speech::{Refusal, Speech, StreamState};
 pub use witness::Witness;

@@ -1,10 +1,14 @@
 //! All live calls: placement, the limit, lookup and draining.
+//!
+//! A drain goes in two steps. First [`Calls::leave`]: whoever asks is told that no calls are taken, and calls still are, so that
+//! balancers and registrars send theirs elsewhere before the first is refused. Then [`Calls::drain`] refuses.
 
+use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, mpsc, watch};
+use tokio::sync::{Notify, broadcast, mpsc, watch};
 
 use super::bridge::BridgeRequest;
 use super::handle::{CallHandle, CallMeta};
@@ -17,11 +21,14 @@ use crate::clock;
 use crate::hear::Ears;
 use crate::media::leg::MediaLeg;
 use crate::media::shard::{ShardError, Shards};
+use crate::seats::{Seat, Seats};
 
 /// Commands that may wait for a call's task.
 const COMMANDS: usize = 256;
 /// Bridges that may wait to be dialled.
 const BRIDGES: usize = 64;
+/// How often a drain looks which calls are still joined with a human.
+const LOOK: Duration = Duration::from_millis(500);
 /// Events of all calls that a slow listener may be behind before it loses the oldest.
 const ALL_EVENTS: usize = 4_096;
 
@@ -39,7 +46,7 @@ struct Inner {
     arriving: DashMap<CallId, ()>,
     /// One of them is live, or will not be.
     arrived: Notify,
-    capacity: Arc<Semaphore>,
+    capacity: Seats,
     door: watch::Sender<Door>,
     events: broadcast::Sender<(CallId, CallEvent)>,
     /// Set before the first call, if at all.
@@ -53,10 +60,28 @@ struct Inner {
 enum Door {
     /// Yes. The number tells one drain from the next.
     Open(u64),
+    /// Yes, until then at least, though whoever asks is told no.
+    Leaving { number: u64, until: Instant, for_good: bool },
     /// No, until someone resumes.
     Draining(u64),
     /// No, for good.
     Closed,
+}
+
+/// How long a drain lets calls go on, by what they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grace {
+    /// Calls of an agent: what is queued on them is said.
+    pub turns: Duration,
+    /// Calls that are joined with a human: until one of the two hangs up. Then the call ends as one of an agent does.
+    pub bridged: Duration,
+}
+
+impl From<Duration> for Grace {
+    /// The same for all.
+    fn from(grace: Duration) -> Grace {
+        Grace { turns: grace, bridged: grace }
+    }
 }
 
 /// Why a call could not be started.
@@ -106,7 +131,7 @@ impl Calls {
     pub fn with_ears(config: CallConfig, speech: Arc<dyn Speech>, ears: Option<Ears>) -> std::io::Result<Self> {
         let shards = Shards::start(config.shards)?;
         Ok(Self(Arc::new(Inner {
-            capacity: Arc::new(Semaphore::new(config.max_calls.min(Semaphore::MAX_PERMITS))),
+            capacity: Seats::new(config.max_calls),
             config: Arc::new(config),
             speech,
             ears,
@@ -144,8 +169,7 @@ impl Calls {
         if self.is_draining() {
             return Err(StartError::Draining);
         }
-        let permit =
-            inner.capacity.clone().try_acquire_owned().map_err(|_| StartError::Full(inner.config.max_calls))?;
+        let permit = inner.capacity.take().ok_or_else(|| StartError::Full(inner.capacity.most()))?;
         let (commands, inbox) = mpsc::channel(COMMANDS);
         let (shared, tellers) =
             Shared::new(meta, inner.config.clone(), leg.kind(), leg.format().codec, clock::now(), clock::wall());
@@ -192,10 +216,20 @@ impl Calls {
         if self.is_draining() {
             return Err(StartError::Draining);
         }
-        match self.0.capacity.available_permits() {
-            0 => Err(StartError::Full(self.0.config.max_calls)),
-            _ => Ok(()),
+        match self.0.capacity.has_room() {
+            false => Err(StartError::Full(self.0.capacity.most())),
+            true => Ok(()),
         }
+    }
+
+    /// Calls that may be live at once.
+    pub fn most(&self) -> usize {
+        self.0.capacity.most()
+    }
+
+    /// Lets so many calls be live at once; none of those that are ends by it.
+    pub fn limit(&self, most: usize) {
+        self.0.capacity.set(most);
     }
 
     /// Says that the peer is about to be told `id`, until the guard is dropped: [`Calls::find`] waits for the call
@@ -240,10 +274,15 @@ impl Calls {
 
     /// Whether new calls are refused.
     pub fn is_draining(&self) -> bool {
+        matches!(*self.0.door.borrow(), Door::Draining(_) | Door::Closed)
+    }
+
+    /// Whether others had better send no calls here: they are refused, or will be in a moment.
+    pub fn is_leaving(&self) -> bool {
         !matches!(*self.0.door.borrow(), Door::Open(_))
     }
 
-    /// Settings of all calls.
+    /// Settings of all calls; [`Calls::most`] is how many they are now.
     pub fn config(&self) -> &Arc<CallConfig> {
         &self.0.config
     }
@@ -289,38 +328,56 @@ impl Calls {
         self.0.events.subscribe()
     }
 
+    /// Says to whoever asks that no calls are taken, and takes them for `notice` all the same; waits for that time. One that
+    /// another drain has begun is not begun anew. `for_good`: nobody can take it back. `false`: calls are taken again meanwhile.
+    pub async fn leave(&self, notice: Duration, for_good: bool) -> bool {
+        let begins = clock::now() + notice;
+        self.0.door.send_modify(|door| match door {
+            Door::Open(number) => *door = Door::Leaving { number: *number, until: begins, for_good },
+            Door::Leaving { for_good: told, .. } => *told |= for_good,
+            Door::Draining(_) | Door::Closed => {}
+        });
+        let mut door = self.0.door.subscribe();
+        let Door::Leaving { number, until, .. } = *door.borrow_and_update() else { return true };
+        let over = |door: &Door| !matches!(door, Door::Leaving { number: now, .. } if *now == number);
+        tokio::select! {
+            () = tokio::time::sleep(until.saturating_duration_since(clock::now())) => true,
+            // Resumed, or drained by somebody who waits less.
+            door = door.wait_for(over) => door.is_ok_and(|door| !matches!(*door, Door::Open(_))),
+        }
+    }
+
     /// Refuses new calls, lets what is queued on the live ones be said, and ends them; those that still live
     /// after `grace` are ended at once. Returns when none is left, or [`Calls::resume`] opens again meanwhile, and
     /// tells how many were cut off.
-    pub async fn drain(&self, grace: Duration) -> usize {
+    pub async fn drain(&self, grace: impl Into<Grace>) -> usize {
         self.0.door.send_modify(|door| {
-            if let Door::Open(number) = *door {
+            if let Door::Open(number) | Door::Leaving { number, .. } = *door {
                 *door = Door::Draining(number);
             }
         });
-        self.emptied(grace).await
+        self.emptied(grace.into()).await
     }
 
     /// As [`Calls::drain`], for good: nothing opens again.
-    pub async fn close(&self, grace: Duration) -> usize {
+    pub async fn close(&self, grace: impl Into<Grace>) -> usize {
         self.0.door.send_replace(Door::Closed);
-        self.emptied(grace).await
+        self.emptied(grace.into()).await
     }
 
     /// Takes new calls again after a drain. Calls that were told to finish still end. `false` after
-    /// [`Calls::close`].
+    /// [`Calls::close`], and when that is to come.
     pub fn resume(&self) -> bool {
-        self.0.door.send_modify(|door| {
-            if let Door::Draining(number) = *door {
-                *door = Door::Open(number + 1);
-            }
+        self.0.door.send_if_modified(|door| {
+            let (Door::Leaving { number, for_good: false, .. } | Door::Draining(number)) = *door else { return false };
+            *door = Door::Open(number + 1);
+            true
         });
-        // A closed door was left as it was.
-        *self.0.door.borrow() != Door::Closed
+        matches!(*self.0.door.borrow(), Door::Open(_))
     }
 
     /// Ends every call, and waits for that while none can be opened.
-    async fn emptied(&self, grace: Duration) -> usize {
+    async fn emptied(&self, grace: Grace) -> usize {
         let mut door = self.0.door.subscribe();
         let mine = *door.borrow();
         let handles = || self.0.live.iter().map(|entry| entry.value().clone()).collect::<Vec<_>>();
@@ -329,25 +386,49 @@ impl Calls {
                 handle.hang_up(EndReason::Drained);
             }
         }
-        let all_ended = async {
+        let (begun, mut late) = (clock::now(), Vec::new());
+        // When a call was last seen joined with a human.
+        let mut joined: HashMap<CallId, Instant> = HashMap::new();
+        loop {
+            let now = clock::now();
+            let mut next = begun + grace.turns.max(grace.bridged);
             for handle in handles() {
-                handle.ended().await;
+                if handle.is_bridged() {
+                    joined.insert(handle.id().clone(), now);
+                }
+                let ends = match joined.get(handle.id()) {
+                    Some(seen) => (begun + grace.bridged).min(*seen + grace.turns).max(begun + grace.turns),
+                    None => begun + grace.turns,
+                };
+                if ends <= now {
+                    handle.hang_up(EndReason::Drained);
+                    late.push(handle);
+                } else {
+                    next = next.min(ends);
+                }
             }
-        };
-        tokio::select! {
-            ended = tokio::time::timeout(grace, all_ended) => if ended.is_ok() {
-                return 0;
-            },
-            // Opened meanwhile, or closed for good: then that one waits.
-            _ = door.wait_for(|door| *door != mine) => return 0,
-        }
-        let late = handles();
-        for handle in &late {
-            handle.hang_up(EndReason::Drained);
+            if next <= now {
+                break;
+            }
+            let all_ended = async {
+                for handle in handles() {
+                    handle.ended().await;
+                }
+            };
+            let wait = (next - now).min(LOOK);
+            tokio::select! {
+                ended = tokio::time::timeout(wait, all_ended) => if ended.is_ok() {
+                    break;
+                },
+                // Opened meanwhile, or closed for good: then that one waits.
+                _ = door.wait_for(|door| *door != mine) => return 0,
+            }
         }
         for handle in &late {
             handle.ended().await;
         }
+        late.sort_by(|a, b| a.id().cmp(b.id()));
+        late.dedup_by(|a, b| a.id() == b.id());
         late.len()
     }
 
@@ -367,7 +448,7 @@ impl std::fmt::Debug for Calls {
 struct Listed {
     calls: Calls,
     shared: Arc<Shared>,
-    permit: Option<OwnedSemaphorePermit>,
+    permit: Option<Seat>,
     /// Why it ended, and how long it had lasted.
     over: Option<(EndReason, Duration)>,
 }

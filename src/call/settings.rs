@@ -40,8 +40,12 @@ pub struct CallConfig {
     pub suppress_noise: bool,
     /// Whether quiet callers are made louder for the speech detector and for recognisers.
     pub agc: bool,
-    /// How long a drain lets turns end.
+    /// How long a drain takes calls while balancers and registrars are told that none are taken.
+    pub drain_notice_s: u64,
+    /// How long a drain then lets turns end.
     pub drain_grace_s: u64,
+    /// The same for calls that are joined with a human.
+    pub drain_bridged_s: u64,
     /// How the caller may interrupt.
     pub barge_in: BargeIn,
     /// When the caller counts as speaking.
@@ -66,7 +70,9 @@ impl Default for CallConfig {
             quiet_bed: false,
             suppress_noise: false,
             agc: true,
+            drain_notice_s: 5,
             drain_grace_s: 30,
+            drain_bridged_s: 30,
             barge_in: BargeIn::default(),
             vad: crate::media::vad::VadConfig::default(),
             segment: super::segment::SegmentConfig::default(),

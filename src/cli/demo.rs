@@ -133,7 +133,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
             ));
         }
         let outcome = Demo { app: &app, text: &args.text, out: args.out }.run().await;
-        app.drain().await;
+        app.drain_at_once().await;
         outcome
     })
 }

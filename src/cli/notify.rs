@@ -8,6 +8,10 @@ use std::time::Duration;
 use sd_notify::NotifyState;
 
 use crate::app::App;
+use crate::gateway::Drain;
+
+/// What stopping takes beside the drain: last words to registrars and receivers of events, threads that are joined.
+const MARGIN: Duration = Duration::from_secs(30);
 
 /// Says that the gateway is ready once speech can be made, and from then on, as often as the unit's `WatchdogSec` wants
 /// it, that the control runtime still turns. The task ends with the process.
@@ -26,9 +30,12 @@ pub(super) fn ready(app: &App) {
     });
 }
 
-/// Says that the gateway drains.
-pub(super) fn stopping() {
-    tell(&[NotifyState::Stopping, NotifyState::Status("draining: turns in progress end first")]);
+/// Says that the gateway drains, and by when it will have ended: `TimeoutStopSec` need not be as long as the longest drain.
+pub(super) fn stopping(drain: &Drain) {
+    let longest = drain.notice + drain.grace.turns.max(drain.grace.bridged) + MARGIN;
+    let longest = u32::try_from(longest.as_micros()).unwrap_or(u32::MAX);
+    let status = NotifyState::Status("draining: turns in progress end first");
+    tell(&[NotifyState::Stopping, NotifyState::ExtendTimeoutUsec(longest), status]);
 }
 
 fn tell(states: &[NotifyState<'_>]) {

@@ -20,7 +20,6 @@ const TOO_LARGE: i32 = 25;
 pub(super) fn run(file: Option<&Path>, takeover: bool) -> Result<(), Failure> {
     let mut config = super::load(file)?;
     config.check_exposure()?;
-    let log_level = config.log.level.clone();
     let traces = telemetry::init(&config.log).map_err(|message| Failure { code: super::BAD_CONFIG, message })?;
     if let Some(files) = descriptors::raise() {
         descriptors::fit(&mut config, files).iter().for_each(|line| tracing::warn!("{line}"));
@@ -44,11 +43,11 @@ pub(super) fn run(file: Option<&Path>, takeover: bool) -> Result<(), Failure> {
         telemetry::gpu::watch();
         announce(&app);
         notify::ready(&app);
-        let level = log_level.clone();
-        let asked = tokio::spawn(asked.obey(app.gateway().clone(), app.reloader().clone(), level));
-        let mut lost = None;
+        let asked = tokio::spawn(asked.obey(app.gateway().clone(), app.reloader().clone()));
+        let (mut lost, mut notice) = (None, false);
         tokio::select! {
-            _ = terminate.recv() => {}
+            // A supervisor's. Somebody at a terminal has no balancer in front.
+            _ = terminate.recv() => notice = true,
             _ = interrupt.recv() => {}
             _ = quit.recv() => {}
             () = app.left() => {}
@@ -63,9 +62,13 @@ pub(super) fn run(file: Option<&Path>, takeover: bool) -> Result<(), Failure> {
             );
         }
         tracing::info!("draining; a second signal exits at once");
-        notify::stopping();
+        notify::stopping(&app.gateway().drain);
         let ended = async {
-            app.drain().await;
+            if notice {
+                app.drain().await
+            } else {
+                app.drain_at_once().await
+            }
             drop(stop);
             if let Some(exporting) = exporting {
                 // Bounded by the exporter; the last turns are worth the wait.
@@ -114,7 +117,7 @@ impl Asked {
         })
     }
 
-    async fn obey(mut self, gateway: Gateway, reloader: Arc<Reloader>, level: String) {
+    async fn obey(mut self, gateway: Gateway, reloader: Arc<Reloader>) {
         let mut detailed = false;
         loop {
             tokio::select! {
@@ -129,6 +132,7 @@ impl Asked {
                 _ = self.user1.recv() => state(&gateway),
                 _ = self.user2.recv() => {
                     detailed = !detailed;
+                    let level = reloader.log_level();
                     telemetry::set_level(if detailed { "debug" } else { &level });
                     tracing::info!(detailed, "log level changed");
                 }
@@ -139,7 +143,7 @@ impl Asked {
 
 /// What the gateway does now, as log lines.
 fn state(gateway: &Gateway) {
-    let (calls, sessions, draining) = (gateway.calls.count(), gateway.webrtc.count(), gateway.calls.is_draining());
+    let (calls, sessions, draining) = (gateway.calls.count(), gateway.webrtc.count(), gateway.calls.is_leaving());
     tracing::info!(calls, sessions, draining, ready = gateway.is_ready(), "state");
     for (device, status) in gateway.engine.status().iter().enumerate() {
         tracing::info!(device, phase = ?status.phase, live = status.load.live, batch = status.load.batch, "state of a device");

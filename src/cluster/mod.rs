@@ -47,6 +47,8 @@ pub struct Told {
     pub load: Load,
     /// The voices that were enrolled there.
     pub voices: Vec<Voice>,
+    /// It drains and has told the registrars so: others may register at its trunks.
+    pub withdrawn: bool,
 }
 
 /// Whose an object is, by its id.

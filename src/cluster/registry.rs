@@ -104,6 +104,13 @@ redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
 return fence";
 
+/// Gives a lease back, where it is this process's.
+///
+/// Keys: lease. Arguments: instance.
+const RELEASE: &str = r"
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+return 0";
+
 /// A number that was forgotten would begin anew: no holder sleeps for so long.
 const COUNTER: Duration = Duration::from_secs(30 * 86_400);
 
@@ -192,7 +199,7 @@ async fn round(
 ) -> Result<(), String> {
     let in_redis = |error: redis::RedisError| error.to_string();
     let connection = &mut connection;
-    let Told { sip, load, voices } = tell();
+    let Told { sip, load, voices, withdrawn } = tell();
     let list = voices::told(voices);
     // Before the word that names it.
     voices::write(connection, nodes.name(), &list, written).await.map_err(in_redis)?;
@@ -217,6 +224,14 @@ async fn round(
     for trunk in trunks {
         // Redis counts from later on.
         let asked = clock::now();
+        if withdrawn {
+            // Before Redis lets another have it.
+            nodes.lock().leases.answered(asked, trunk, None);
+            let mut release = redis::cmd("EVAL");
+            release.arg(RELEASE).arg(1).arg(lease(trunk)).arg(&nodes.0.instance);
+            release.query_async::<i64>(connection).await.map_err(in_redis)?;
+            continue;
+        }
         let (own, may_take) = {
             let leases = &nodes.lock().leases;
             (leases.fence(asked, trunk), leases.may_take(asked))

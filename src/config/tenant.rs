@@ -53,8 +53,11 @@ impl Config {
                         format!("a token is called `{}`; those of a tenant bear its name", token.name),
                     );
                 }
-                if token.scopes.contains(&Scope::Admin) {
-                    return at("tokens", "the scope `admin` is the operator's: put that token into [http]".into());
+                if token.scopes.iter().any(|scope| matches!(scope, Scope::Admin | Scope::Metrics)) {
+                    return at(
+                        "tokens",
+                        "the scopes `admin` and `metrics` are the operator's: put that token into [http]".into(),
+                    );
                 }
                 let scopes = match token.scopes.is_empty() {
                     true => vec![Scope::Calls, Scope::Speech],

@@ -50,11 +50,13 @@ fn a_section_whose_keys_need_each_other_comes_whole_from_the_environment() {
 #[test]
 fn tokens_may_be_strings_or_tables() {
     let (plain, named) = ("a-token-of-its-own", "another-of-its-own");
-    let text = format!("[http]\ntokens = [{plain:?}, {{ name = \"ops\", token = {named:?}, scopes = [\"admin\"] }}]\n");
+    let text = format!(
+        "[http]\ntokens = [{plain:?}, {{ name = \"ops\", token = {named:?}, scopes = [\"admin\", \"metrics\"] }}]\n"
+    );
     let config = load(&text, &[]).expect("valid");
     assert!(config.http.tokens[0].is(plain) && !config.http.tokens[0].is(named));
     assert!(config.http.tokens[1].is(named));
-    assert_eq!(config.http.tokens[1].scopes, [Scope::Admin]);
+    assert_eq!(config.http.tokens[1].scopes, [Scope::Admin, Scope::Metrics]);
     let shown = format!("{config:?}");
     assert!(!shown.contains(plain) && !shown.contains(named));
 }

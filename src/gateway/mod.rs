@@ -34,7 +34,7 @@ pub use speech::WithFallback;
 use crate::agent::Agents;
 use crate::agent::config::{Agent as AgentConfig, Overload};
 use crate::batch::{Jobs, JobsFault};
-use crate::call::Calls;
+use crate::call::{Calls, Grace};
 use crate::clock;
 use crate::cluster::Nodes;
 use crate::handover::Place;
@@ -102,8 +102,17 @@ pub struct Gateway {
     pub place: Place,
     /// The agent of calls that name none.
     pub default_agent: Arc<str>,
-    /// How long a drain lets turns end.
-    pub drain_grace: Duration,
+    /// How a drain goes.
+    pub drain: Drain,
+}
+
+/// How a drain goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drain {
+    /// How long calls are still taken while everybody who asks is told that they are not.
+    pub notice: Duration,
+    /// How long those that live may go on.
+    pub grace: Grace,
 }
 
 impl Gateway {
@@ -185,16 +194,74 @@ impl Gateway {
         self.fallback.as_ref().filter(|_| agent.overload == Overload::DefaultVoice)
     }
 
-    /// Refuses new calls and lets what is queued on the live ones be said, for the grace at most; then no session is
-    /// left. Returns how many calls were cut off.
-    pub async fn close(&self) -> usize {
+    /// Says that no calls are taken, withdraws registrations and parks batch work; after the notice refuses calls and lets what is
+    /// queued on the live ones be said, for the grace at most. Returns how many were cut off, also when [`Gateway::resume`]
+    /// has taken it back meanwhile.
+    pub async fn drain(&self) -> usize {
+        if !self.leave(self.drain.notice, false).await {
+            return 0;
+        }
         self.outgoing.cancel_all();
-        let cut = self.calls.close(self.drain_grace).await;
+        self.calls.drain(self.drain.grace).await
+    }
+
+    /// Takes calls again; what was told to finish still ends. `false`: the process ends.
+    pub async fn resume(&self) -> bool {
+        let open = self.calls.resume();
+        if open {
+            self.sip.iter().for_each(|sip| sip.leave(false));
+            self.unpark().await;
+        }
+        open
+    }
+
+    /// As [`Gateway::drain`] with another notice, and for good: then no session is left.
+    pub async fn close(&self, notice: Duration) -> usize {
+        // Nobody asks a process whose place another has.
+        let notice = if self.place.is_held() { notice } else { Duration::ZERO };
+        self.leave(notice, true).await;
+        // Who connects is refused once the listeners are gone.
+        self.place.close();
+        self.outgoing.cancel_all();
+        let cut = self.calls.close(self.drain.grace).await;
         if let Some(sip) = &self.sip {
             sip.shutdown().await;
         }
         self.webrtc.shutdown().await;
         cut
+    }
+
+    /// What comes before calls are refused. `false`: it was taken back.
+    async fn leave(&self, notice: Duration, for_good: bool) -> bool {
+        let told = self.calls.leave(notice, for_good);
+        self.sip.iter().for_each(|sip| sip.leave(true));
+        let jobs = self.jobs.clone();
+        let parked = async {
+            // Waits for what is in hand. A panic there was logged when it happened.
+            let _ = tokio::task::spawn_blocking(move || jobs.park()).await;
+        };
+        let withdrawn = async {
+            if let Some(sip) = &self.sip {
+                sip.withdrawn().await;
+            }
+        };
+        // Batch work has until the last call: it is waited for at the very end.
+        let parking = tokio::spawn(parked);
+        let (told, ()) = tokio::join!(told, withdrawn);
+        if !told {
+            let _ = parking.await;
+            self.unpark().await;
+        }
+        told
+    }
+
+    /// Goes on with batch work, unless it is another drain by now.
+    async fn unpark(&self) {
+        if self.calls.is_leaving() || !self.place.is_held() {
+            return;
+        }
+        let jobs = self.jobs.clone();
+        let _ = tokio::task::spawn_blocking(move || jobs.resume()).await;
     }
 
     /// Stops the threads of the parts; [`Gateway::close`] first. Blocks until they are joined.

@@ -57,7 +57,7 @@ impl Room {
     /// What the other nodes are told.
     pub fn load(&self) -> Load {
         let refused = self.check().err();
-        let (calls, most) = (self.calls.count(), self.calls.config().max_calls);
+        let (calls, most) = (self.calls.count(), self.calls.most());
         let (mut streams, mut slack) = (0.0, None::<f64>);
         for device in self.engine.status().iter().filter(|device| device.phase == Phase::Ready) {
             let load = &device.load;
@@ -70,8 +70,8 @@ impl Room {
             max_calls: u32::try_from(most).unwrap_or(u32::MAX),
             // The fallback voice costs next to nothing: calls are its only limit.
             free: if self.fallback.is_some() { calls_left } else { calls_left.min(streams) },
-            room: refused.is_none(),
-            draining: self.calls.is_draining(),
+            room: refused.is_none() && !self.calls.is_leaving(),
+            draining: self.calls.is_leaving(),
             retry_after_ms: wait(refused.as_ref()).as_millis() as u64,
             slack_s: slack.filter(|seconds| seconds.is_finite()),
         }

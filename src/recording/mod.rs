@@ -19,6 +19,7 @@ mod writer;
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -194,6 +195,8 @@ pub struct Recordings(Arc<Inner>);
 
 struct Inner {
     config: Config,
+    /// Days that recordings are kept; 0: for ever.
+    keep_days: Arc<AtomicU32>,
     key: Option<Key>,
     live: DashMap<CallId, watch::Sender<State>>,
     queue: SyncSender<Message>,
@@ -234,13 +237,20 @@ impl Recordings {
     pub fn start(config: Config) -> std::io::Result<Self> {
         let (queue, messages) = std::sync::mpsc::sync_channel(QUEUE);
         let key = config.sealing().map_err(std::io::Error::other)?;
-        let writer = writer::Writer::new(config.clone(), key.clone());
+        let keep_days = Arc::new(AtomicU32::new(config.keep_days));
+        let writer = writer::Writer::new(config.clone(), keep_days.clone(), key.clone());
         let part = Arc::new(Part::new("recordings"));
         let own = part.clone();
         let thread = std::thread::Builder::new().name("recordings".into());
         let thread = thread.spawn(move || writer.run(&messages, &own))?;
         let thread = Mutex::new(Some(thread));
-        Ok(Self(Arc::new(Inner { config, key, live: DashMap::new(), queue, thread, part, tasks: Arc::default() })))
+        let live = DashMap::new();
+        Ok(Self(Arc::new(Inner { config, keep_days, key, live, queue, thread, part, tasks: Arc::default() })))
+    }
+
+    /// Keeps recordings for so many days from now on; 0: for ever.
+    pub fn keep(&self, days: u32) {
+        self.0.keep_days.store(days, Ordering::Relaxed);
     }
 
     /// Whether calls of an agent that says `record` are recorded, and what is said before (`consent`: the agent's own).
@@ -450,7 +460,9 @@ impl Recorder {
             // overflow: drops (counted): silence takes its place
             self.skipped += self.waiting.len();
             self.description.gaps = true;
-            counter!("antiphon_recording_dropped_seconds").increment((self.waiting.len() / 2 / RATE as usize) as u64);
+            let seconds = (self.waiting.len() / 2 / RATE as usize) as u64;
+            counter!("antiphon_recording_dropped_seconds_total").increment(seconds);
+            counter!("antiphon_recording_dropped_seconds").increment(seconds);
             self.waiting.clear();
         }
         if !self.opened {

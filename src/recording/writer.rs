@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -34,6 +36,7 @@ pub(super) enum Message {
 
 pub(super) struct Writer {
     config: Config,
+    keep_days: Arc<AtomicU32>,
     key: Option<Key>,
     open: HashMap<String, Open>,
     tidied: Option<Instant>,
@@ -50,8 +53,8 @@ struct Open {
 }
 
 impl Writer {
-    pub(super) fn new(config: Config, key: Option<Key>) -> Self {
-        Self { config, key, open: HashMap::new(), tidied: None, age: Age::default(), current: None }
+    pub(super) fn new(config: Config, keep_days: Arc<AtomicU32>, key: Option<Key>) -> Self {
+        Self { config, keep_days, key, open: HashMap::new(), tidied: None, age: Age::default(), current: None }
     }
 
     /// Until it is told to stop, also when it panics: other recordings than the one that did it go on.
@@ -131,12 +134,13 @@ impl Writer {
     /// Deletes what is older than `keep_days`, as far as the wall clock can be trusted with that.
     fn tidy(&mut self, now: Instant, wall: Duration) {
         let due = self.tidied.is_none_or(|at| now.saturating_duration_since(at) >= TIDY);
-        if self.config.keep_days == 0 || !due {
+        let days = self.keep_days.load(Ordering::Relaxed);
+        if days == 0 || !due {
             return;
         }
         self.tidied = Some(now);
         let Some(today) = self.age.trusted(now, wall) else { return };
-        match forget(&self.config.dir, SystemTime::UNIX_EPOCH + today, DAY * self.config.keep_days) {
+        match forget(&self.config.dir, SystemTime::UNIX_EPOCH + today, DAY * days) {
             Ok(0) => {}
             Ok(files) => tracing::info!(files, "old recordings were deleted"),
             Err(error) => tracing::warn!(%error, "old recordings were not deleted"),

@@ -27,6 +27,7 @@ mod webhook;
 mod writer;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -131,6 +132,8 @@ type Meters = Arc<Mutex<Vec<Arc<Meter>>>>;
 
 struct Inner {
     config: Config,
+    /// Days that records are kept; 0: for ever.
+    keep_days: Arc<AtomicU32>,
     drafts: DashMap<CallId, Draft>,
     queue: SyncSender<Message>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -167,7 +170,8 @@ impl Records {
         let due = Arc::new(Notify::new());
         let meters = Meters::default();
         let access = Access::new(&config)?;
-        let mut writer = writer::Writer::new(config.clone(), due.clone(), meters.clone())?;
+        let keep_days = Arc::new(AtomicU32::new(config.keep_days));
+        let mut writer = writer::Writer::new(config.clone(), keep_days.clone(), due.clone(), meters.clone())?;
         if left {
             writer.close_left()?;
         }
@@ -178,6 +182,7 @@ impl Records {
         let thread = Mutex::new(Some(thread.map_err(RecordError::Thread)?));
         Ok(Self(Arc::new(Inner {
             config,
+            keep_days,
             drafts: DashMap::new(),
             queue,
             thread,
@@ -188,6 +193,11 @@ impl Records {
             health,
             part,
         })))
+    }
+
+    /// Keeps records for so many days from now on; 0: for ever.
+    pub fn keep(&self, days: u32) {
+        self.0.keep_days.store(days, Ordering::Relaxed);
     }
 
     /// One record, as JSON. Reads the disk: call it where blocking is allowed.

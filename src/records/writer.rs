@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -39,6 +40,7 @@ pub(super) enum Message {
 
 pub(super) struct Writer {
     config: Config,
+    keep_days: Arc<AtomicU32>,
     due: Arc<Notify>,
     /// The file of this gateway, while it is open.
     store: Option<Store>,
@@ -65,7 +67,12 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn new(config: Config, due: Arc<Notify>, meters: Meters) -> Result<Self, RecordError> {
+    pub(super) fn new(
+        config: Config,
+        keep_days: Arc<AtomicU32>,
+        due: Arc<Notify>,
+        meters: Meters,
+    ) -> Result<Self, RecordError> {
         let (waiting, spoken) = (VecDeque::new(), Pending::default());
         let sink = match &config.database {
             Database::Postgres(address) if config.enabled => Some(Sink::new(&config, address, due.clone())?),
@@ -73,6 +80,7 @@ impl Writer {
         };
         Ok(Self {
             config,
+            keep_days,
             due,
             store: None,
             sink,
@@ -281,7 +289,7 @@ impl Writer {
 
     /// Forgets what is older than `keep_days`, as far as the wall clock can be trusted with that.
     fn tidy(&mut self, now: Instant, wall: Duration) {
-        let days @ 1.. = self.config.keep_days else { return };
+        let days @ 1.. = self.keep_days.load(Ordering::Relaxed) else { return };
         if self.store.is_none() && self.sink.is_none() {
             return;
         }

@@ -7,9 +7,9 @@
 //! Shares are of one device, so each scheduler has its own. What a token may take is the same however many devices
 //! there are, so the schedulers of all devices count in the same [`Quotas`].
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use super::config::{Config, Tenant as Limits};
@@ -21,20 +21,32 @@ const MAX_TENANTS: usize = 4096;
 
 /// What tenants have taken of their limits, on all devices together.
 #[derive(Debug, Default)]
-pub struct Quotas(Mutex<HashMap<Arc<str>, Arc<Quota>>>);
+pub struct Quotas {
+    all: Mutex<HashMap<Arc<str>, Arc<Quota>>>,
+    /// The limits of each, and of those that are not named, where they are others than schedulers began with.
+    limits: RwLock<Option<(BTreeMap<String, Limits>, Limits)>>,
+}
 
 impl Quotas {
+    /// Other limits from now on; what was taken of them stays taken.
+    pub fn limit(&self, tenants: &BTreeMap<String, Limits>, others: &Limits) {
+        let mut limits = self.limits.write().unwrap_or_else(PoisonError::into_inner);
+        *limits = Some((tenants.clone(), others.clone()));
+        for (name, quota) in &*self.all.lock().unwrap_or_else(PoisonError::into_inner) {
+            quota.limit(tenants.get(&**name).unwrap_or(others));
+        }
+    }
+
     fn of(&self, name: &Arc<str>, config: &Config, now: Instant) -> Arc<Quota> {
         // Insertion leaves no half state behind a panic.
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = self.limits.read().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let new = || {
-            let limits = config.tenants.get(&**name).unwrap_or(&config.tenant_default).clone();
-            let chars = f64::from(limits.chars_per_minute);
-            Arc::new(Quota {
-                limits,
-                live_streams: AtomicU32::new(0),
-                bucket: Mutex::new(Bucket { chars, refilled: now }),
-            })
+            let (tenants, others) = match &*changed {
+                Some((tenants, others)) => (tenants, others),
+                None => (&config.tenants, &config.tenant_default),
+            };
+            Arc::new(Quota::new(tenants.get(&**name).unwrap_or(others), now))
         };
         all.entry(name.clone()).or_insert_with(new).clone()
     }
@@ -42,7 +54,10 @@ impl Quotas {
 
 #[derive(Debug)]
 struct Quota {
-    limits: Limits,
+    /// As [`Limits`] has them; the weight by its bits. Read by every comparison of ranks, and seldom changed.
+    weight: AtomicU64,
+    chars_per_minute: AtomicU32,
+    max_live: AtomicU32,
     /// Live streams with unfinished work.
     live_streams: AtomicU32,
     bucket: Mutex<Bucket>,
@@ -56,6 +71,25 @@ struct Bucket {
 }
 
 impl Quota {
+    fn new(limits: &Limits, now: Instant) -> Self {
+        let chars = f64::from(limits.chars_per_minute);
+        let quota = Self {
+            weight: AtomicU64::default(),
+            chars_per_minute: AtomicU32::default(),
+            max_live: AtomicU32::default(),
+            live_streams: AtomicU32::new(0),
+            bucket: Mutex::new(Bucket { chars, refilled: now }),
+        };
+        quota.limit(limits);
+        quota
+    }
+
+    fn limit(&self, limits: &Limits) {
+        self.weight.store(limits.weight.to_bits(), Ordering::Relaxed);
+        self.chars_per_minute.store(limits.chars_per_minute, Ordering::Relaxed);
+        self.max_live.store(limits.max_live, Ordering::Relaxed);
+    }
+
     fn change<T>(&self, change: impl FnOnce(&mut Bucket) -> T) -> T {
         change(&mut self.bucket.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -69,8 +103,9 @@ pub(super) struct Permit(Arc<Quota>);
 impl Permit {
     /// A part of no limit.
     pub(super) fn unlimited() -> Self {
-        let bucket = Bucket { chars: 0.0, refilled: crate::clock::now() };
-        Self(Arc::new(Quota { limits: Limits::default(), live_streams: AtomicU32::new(1), bucket: Mutex::new(bucket) }))
+        let quota = Quota::new(&Limits::default(), crate::clock::now());
+        quota.live_streams.store(1, Ordering::Relaxed);
+        Self(Arc::new(quota))
     }
 }
 
@@ -102,7 +137,7 @@ impl Tenant {
     }
 
     fn weight(&self) -> f64 {
-        self.quota.limits.weight
+        f64::from_bits(self.quota.weight.load(Ordering::Relaxed))
     }
 }
 
@@ -134,7 +169,7 @@ impl Tenants {
     /// How long until the tenant may begin something new, if its rate is used up.
     pub(super) fn rate(&self, index: usize, now: Instant) -> Option<Duration> {
         let quota = &self.all[index].quota;
-        let per_minute = f64::from(quota.limits.chars_per_minute);
+        let per_minute = f64::from(quota.chars_per_minute.load(Ordering::Relaxed));
         if per_minute == 0.0 {
             return None;
         }
@@ -147,8 +182,9 @@ impl Tenants {
     }
 
     pub(super) fn may_add_stream(&self, index: usize) -> bool {
-        let Quota { limits, live_streams, .. } = &*self.all[index].quota;
-        limits.max_live == 0 || live_streams.load(Ordering::Relaxed) < limits.max_live
+        let quota = &self.all[index].quota;
+        let most = quota.max_live.load(Ordering::Relaxed);
+        most == 0 || quota.live_streams.load(Ordering::Relaxed) < most
     }
 
     /// Counts a live stream of the tenant.
@@ -161,7 +197,7 @@ impl Tenants {
     /// The text of a job became so many characters longer.
     pub(super) fn wrote(&self, index: usize, chars: u32) {
         let quota = &self.all[index].quota;
-        if quota.limits.chars_per_minute > 0 {
+        if quota.chars_per_minute.load(Ordering::Relaxed) > 0 {
             quota.change(|bucket| bucket.chars -= f64::from(chars));
         }
     }
@@ -246,6 +282,26 @@ mod tests {
         drop((two, third));
         assert!(tenants.has_more_than_its_share(heavy, now + RECENT / 2), "the other asked a moment ago");
         assert!(!tenants.has_more_than_its_share(heavy, now + RECENT), "it has gone");
+    }
+
+    #[test]
+    fn other_limits_count_for_who_is_there_and_for_who_comes_and_forget_nothing() {
+        let (now, config, quotas) = (crate::clock::now(), Config::default(), Arc::new(Quotas::default()));
+        let mut tenants = Tenants::new(quotas.clone());
+        let here = tenants.index(&"here".into(), &config, now);
+        let _stream = tenants.permit(here);
+        assert!(tenants.may_add_stream(here) && tenants.rate(here, now).is_none());
+        let one = Limits { max_live: 1, weight: 4.0, ..Limits::default() };
+        let others = Limits { chars_per_minute: 60, ..Limits::default() };
+        quotas.limit(&BTreeMap::from([("here".to_owned(), one)]), &others);
+        assert!(!tenants.may_add_stream(here), "the stream from before counts");
+        tenants.charge(here, 2.0);
+        assert_eq!(tenants.time(here), 0.5, "by its new weight");
+        let new = tenants.index(&"new".into(), &config, now);
+        tenants.wrote(new, 60);
+        assert!(tenants.rate(new, now).is_some(), "not as its scheduler began with");
+        quotas.limit(&BTreeMap::new(), &Limits::default());
+        assert!(tenants.may_add_stream(here) && tenants.rate(new, now).is_none());
     }
 
     #[test]

@@ -54,7 +54,7 @@ pub fn trunks(gateway: &Gateway) -> Vec<Value> {
 
 /// Ready: some device speaks and new calls are welcome.
 async fn ready(State(gateway): State<Gateway>) -> Response {
-    let draining = gateway.calls.is_draining();
+    let draining = gateway.calls.is_leaving();
     let ready = gateway.is_ready() && !draining;
     let faults = gateway.faults();
     // Where others have room, a balancer had better ask them.
@@ -93,7 +93,8 @@ struct Drain {
     drain: bool,
 }
 
-/// Refuses new calls, lets the live ones finish what they say, then answers; `{"drain": false}` takes calls again.
+/// Tells others that no calls are taken, refuses them after the notice, lets the live ones finish what they say, then answers;
+/// `{"drain": false}` takes calls again.
 async fn drain(State(gateway): State<Gateway>, body: Bytes) -> Result<Response, ApiError> {
     let wanted = body.is_empty()
         || serde_json::from_slice::<Option<Drain>>(&body)
@@ -105,14 +106,18 @@ async fn drain(State(gateway): State<Gateway>, body: Bytes) -> Result<Response, 
         return resume(State(gateway)).await.map(IntoResponse::into_response);
     }
     let before = gateway.calls.count();
-    gateway.outgoing.cancel_all();
-    let cut_off = gateway.calls.drain(gateway.drain_grace).await;
-    Ok(Json(json!({ "drained": before, "cutOff": cut_off, "draining": gateway.calls.is_draining() })).into_response())
+    // Of its own, for it goes on when who asked has gone.
+    let draining = gateway.clone();
+    let cut_off = tokio::spawn(async move { draining.drain().await }).await;
+    let cut_off = cut_off.map_err(|_| {
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the drain failed; the log says why")
+    })?;
+    Ok(Json(json!({ "drained": before, "cutOff": cut_off, "draining": gateway.calls.is_leaving() })).into_response())
 }
 
 /// Takes calls again. Those that were told to finish still end.
 async fn resume(State(gateway): State<Gateway>) -> Result<Json<Value>, ApiError> {
-    if gateway.calls.resume() {
+    if gateway.resume().await {
         return Ok(Json(json!({ "draining": false })));
     }
     Err(ApiError::new(StatusCode::CONFLICT, "shutting_down", "the gateway is being stopped and takes no more calls"))

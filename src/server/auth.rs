@@ -114,6 +114,8 @@ impl Tokens {
         };
         let scope = match access {
             Access::Of(scope) => Some(scope),
+            Access::Metrics if known.scopes.contains(&Scope::Metrics) => None,
+            Access::Metrics => Some(Scope::Admin),
             Access::Page => Some(Scope::Calls),
             Access::Public | Access::Loopback | Access::Any => None,
         };
@@ -260,6 +262,19 @@ mod tests {
         let calls = Access::Of(Scope::Calls);
         assert_eq!(&*tokens.check(Some(ALL), calls).expect("allowed").tenant, "all");
         assert!(tokens.check(Some(OPS), Access::Of(Scope::Admin)).is_ok());
+        let scraper = Tokens::new(&[
+            Token::new("scraper", CRM, vec![Scope::Metrics]),
+            Token::new("ops", OPS, vec![Scope::Admin]),
+        ]);
+        for (token, access, may) in [
+            (CRM, Access::Metrics, true),
+            (OPS, Access::Metrics, true),
+            (CRM, Access::Of(Scope::Admin), false),
+            (CRM, Access::Of(Scope::Calls), false),
+        ] {
+            assert_eq!(scraper.check(Some(token), access).is_ok(), may, "{access:?}");
+        }
+        assert!(tokens.check(Some(CRM), Access::Metrics).is_err() && tokens.check(Some(ALL), Access::Metrics).is_ok());
         assert!(tokens.check(Some(OPS), calls).is_err());
         assert!(tokens.check(Some(OPS), Access::Any).is_ok());
         for wrong in ["", &ALL[1..], "all-of-sixteen-characterz"] {

@@ -157,8 +157,10 @@ pub enum Scope {
     Calls,
     /// Speech requests, jobs and voices.
     Speech,
-    /// Metrics, events and drain.
+    /// Everything else: events, drain, reload, and what the other scopes allow to see of all.
     Admin,
+    /// Metrics, for whoever only scrapes; `admin` has them, too.
+    Metrics,
 }
 
 impl<'de> Deserialize<'de> for Token {

@@ -20,6 +20,8 @@ pub enum Access {
     Any,
     /// The bearer of a token with this scope.
     Of(Scope),
+    /// The bearer of a token with the scope `admin` or `metrics`.
+    Metrics,
     /// As [`Access::Of`] calls, and a page with a single-use token, for its own call.
     Page,
 }
@@ -59,7 +61,7 @@ pub const ROUTES: &[Route] = &[
     http("GET", "/healthz", Access::Public),
     http("GET", "/readyz", Access::Public),
     http("GET", "/openapi.json", Access::Any),
-    http("GET", "/metrics", ADMIN),
+    http("GET", "/metrics", Access::Metrics),
     http("GET", "/v1/events", ADMIN),
     http("POST", "/v1/admin/drain", ADMIN),
     http("DELETE", "/v1/admin/drain", ADMIN),

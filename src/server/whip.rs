@@ -407,7 +407,8 @@ fn links(server: &IceServer) -> impl Iterator<Item = String> {
 
 /// What `new RTCPeerConnection(...)` takes, for pages that want relay candidates in their offer.
 async fn ice_servers<A: AcceptCall>(State(state): State<WhipState<A>>) -> Json<Value> {
-    let servers = state.gateway.ice_servers().iter().map(|server| match server.credentials(clock::wall()) {
+    let servers = state.gateway.ice_servers();
+    let servers = servers.iter().map(|server| match server.credentials(clock::wall()) {
         Some((username, credential)) => json!({ "urls": server.urls, "username": username, "credential": credential }),
         None => json!({ "urls": server.urls }),
     });

@@ -17,7 +17,7 @@ use std::{
     collections::{HashMap, VecDeque},
     fmt::Write as _,
     net::IpAddr,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, RwLock},
     time::{Duration, Instant},
 };
 
@@ -48,7 +48,7 @@ const WINDOW: u32 = 64;
 /// Accounts and the secret behind nonces.
 pub(super) struct Authenticator {
     realm: String,
-    users: HashMap<String, Secret>,
+    users: RwLock<Arc<HashMap<String, Secret>>>,
     /// In the order of the challenges, the favourite first.
     algorithms: Vec<DigestName>,
     secret: [u8; 32],
@@ -125,6 +125,10 @@ pub(super) enum Proof {
     Throttled(Duration),
 }
 
+fn by_name(users: &[User]) -> Arc<HashMap<String, Secret>> {
+    Arc::new(users.iter().map(|user| (user.username.clone(), user.password.clone())).collect())
+}
+
 impl Authenticator {
     /// `secret` is random. `now` only sets the scale.
     pub(super) fn new(
@@ -134,15 +138,24 @@ impl Authenticator {
         secret: [u8; 32],
         now: Instant,
     ) -> Authenticator {
-        let users = users.iter().map(|u| (u.username.clone(), u.password.clone())).collect();
+        let users = RwLock::new(by_name(users));
         let algorithms = if algorithms.is_empty() { vec![DigestName::Md5] } else { algorithms.to_vec() };
         let realm = realm.replace(['"', '\\', '\r', '\n'], "");
         Authenticator { realm, users, algorithms, secret, epoch: now, seen: Mutex::default() }
     }
 
+    /// Other accounts, from the next request on.
+    pub(super) fn replace(&self, users: &[User]) {
+        *self.users.write().unwrap_or_else(PoisonError::into_inner) = by_name(users);
+    }
+
+    fn users(&self) -> Arc<HashMap<String, Secret>> {
+        self.users.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Whether callers must authenticate.
     pub(super) fn is_required(&self) -> bool {
-        !self.users.is_empty()
+        !self.users().is_empty()
     }
 
     /// The values of `WWW-Authenticate`, one an algorithm.
@@ -250,11 +263,12 @@ impl Authenticator {
             return None;
         }
         // An unknown user costs as much as a wrong password, so that names cannot be told apart by time.
-        let password = self.users.get(username).map_or("", Secret::reveal);
+        let users = self.users();
+        let password = users.get(username).map_or("", Secret::reveal);
         let expected =
             digest(*algorithm, &[username, &self.realm, password], &covered, &[&claim.method.to_string(), uri]);
         let equal = same(expected.as_bytes(), response.to_ascii_lowercase().as_bytes());
-        Some((equal & self.users.contains_key(username), count))
+        Some((equal & users.contains_key(username), count))
     }
 
     fn seconds(&self, now: Instant) -> u64 {

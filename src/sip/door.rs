@@ -9,7 +9,10 @@
 use std::{
     collections::HashMap,
     net::IpAddr,
-    sync::{Mutex, PoisonError},
+    sync::{
+        Mutex, PoisonError, RwLock,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -30,10 +33,10 @@ const SWEEP: Duration = Duration::from_secs(1);
 
 /// The rules and what was used of them.
 pub(super) struct Door {
-    allow: Vec<Network>,
+    allow: RwLock<Vec<Network>>,
     carriers: Carriers,
     /// Messages a second; 0: no limit.
-    rate: f64,
+    rate: AtomicU32,
     buckets: Mutex<Buckets>,
 }
 
@@ -46,39 +49,47 @@ struct Buckets {
 
 impl Door {
     pub(super) fn new(config: &SipConfig, carriers: Carriers) -> Door {
-        let rate = f64::from(config.messages_per_second);
-        Door { allow: config.allow.clone(), carriers, rate, buckets: Mutex::default() }
+        let (allow, rate) = (RwLock::new(config.allow.clone()), AtomicU32::new(config.messages_per_second));
+        Door { allow, carriers, rate, buckets: Mutex::default() }
+    }
+
+    /// Other rules. What sources have saved up or owe stays.
+    pub(super) fn apply(&self, config: &SipConfig) {
+        *self.allow.write().unwrap_or_else(PoisonError::into_inner) = config.allow.clone();
+        self.rate.store(config.messages_per_second, Ordering::Relaxed);
     }
 
     /// Whether `ip` may talk to us at all.
     pub(super) fn admits(&self, ip: IpAddr) -> bool {
-        self.allow.is_empty() || self.allow.iter().any(|network| network.contains(ip))
+        let allow = self.allow.read().unwrap_or_else(PoisonError::into_inner);
+        allow.is_empty() || allow.iter().any(|network| network.contains(ip))
     }
 
     /// Whether another message of `ip` may come in now.
     pub(super) fn lets_in(&self, now: Instant, ip: IpAddr) -> bool {
-        if self.rate == 0.0 {
+        let rate = f64::from(self.rate.load(Ordering::Relaxed));
+        if rate == 0.0 {
             return true;
         }
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
         let source = block(ip);
         if let Some(bucket) = buckets.sources.get_mut(&source) {
             // Asked only of who has used up its own rate: the table of trunks has a lock of its own.
-            let passes = take(bucket, now, self.rate);
-            return passes || (self.carriers.find(ip).is_some() && take_more(bucket, self.rate));
+            let passes = take(bucket, now, rate);
+            return passes || (self.carriers.find(ip).is_some() && take_more(bucket, rate));
         }
         if buckets.sources.len() >= MAX_SOURCES {
             let rested = buckets.swept.is_none_or(|at| now.saturating_duration_since(at) >= SWEEP);
             if rested {
                 buckets.swept = Some(now);
-                let (rate, full) = (self.rate, self.rate * BURST);
+                let full = rate * BURST;
                 buckets.sources.retain(|_, bucket| level(*bucket, now, rate) < full);
             }
             if buckets.sources.len() >= MAX_SOURCES {
                 return true;
             }
         }
-        buckets.sources.insert(source, (self.rate * BURST - 1.0, now));
+        buckets.sources.insert(source, (rate * BURST - 1.0, now));
         true
     }
 }
@@ -126,6 +137,21 @@ mod tests {
         assert_eq!(passed(&door, "192.0.2.2", now, 1_000), 40, "each of them");
         assert_eq!(passed(&door, "192.0.2.1", now + Duration::from_secs(1), 1_000), 10);
         assert_eq!(passed(&door, "192.0.2.1", now + Duration::from_secs(3_600), 1_000), 40);
+    }
+
+    #[test]
+    fn other_rules_count_from_the_next_message_on() {
+        let (now, door) = (crate::clock::now(), door(""));
+        assert_eq!(passed(&door, "192.0.2.1", now, 1_000), 40);
+        let other = "messages_per_second = 100\nallow = [\"192.0.2.0/24\"]";
+        door.apply(&toml::from_str(other).expect("valid"));
+        assert_eq!(passed(&door, "192.0.2.1", now, 1_000), 0, "what was used stays used");
+        assert_eq!(passed(&door, "192.0.2.1", now + Duration::from_secs(1), 1_000), 100);
+        let ip = |text: &str| text.parse().expect("an address");
+        assert!(door.admits(ip("192.0.2.9")) && !door.admits(ip("198.51.100.1")));
+        door.apply(&SipConfig { messages_per_second: 0, ..SipConfig::default() });
+        assert!(door.admits(ip("198.51.100.1")));
+        assert_eq!(passed(&door, "192.0.2.1", now, 1_000), 1_000);
     }
 
     #[test]

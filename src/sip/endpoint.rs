@@ -44,11 +44,11 @@ use super::{
     places::{HalfOpen, Places},
     quota::Quotas,
     reliable::Pending,
-    requests,
+    reload, requests,
     resolve::{Directory, Families},
     routes::Routes,
     screen::MAX_MESSAGE,
-    shared::{Bound, Calls, Dialer, Here, Life, Media, Shared, State, TrunkStatus, Trunks, lock},
+    shared::{Bound, Calls, Dialer, Here, Life, Media, Settings, Shared, State, TrunkStatus, Trunks, lock},
     stateless::Stateless,
     tls, trunk,
     websocket::Origins,
@@ -112,22 +112,7 @@ impl Endpoint {
                 rtp.port_min, rtp.port_max
             ))
         })?;
-        for (n, trunk) in config.trunk.iter().enumerate() {
-            for (host, ..) in trunk.hosts() {
-                dialplan::at(trunk, &host, "x").map_err(|_| {
-                    SipError::Config(format!("[[sip.trunk]] `{}`: host `{host}` is no host or address", trunk.name))
-                })?;
-            }
-            if config.trunk[..n].iter().any(|t| t.name == trunk.name) {
-                return Err(SipError::Config(format!("two [[sip.trunk]] are named `{}`", trunk.name)));
-            }
-            if trunk.register && (trunk.username.is_none() || trunk.password.is_none()) {
-                return Err(SipError::Config(format!(
-                    "[[sip.trunk]] `{}`: register needs username and password",
-                    trunk.name
-                )));
-            }
-        }
+        reload::check(&config)?;
 
         let closed = CancellationToken::new();
         let addresses = bound.all().map(|address| address.ip());
@@ -156,6 +141,7 @@ impl Endpoint {
         let stop = life.stop.clone();
         let secret: [u8; 32] = rand::random();
         let identity = Identity::new().map_err(|why| SipError::Config(format!("no certificate for DTLS: {why}")))?;
+        let door = Arc::new(Door::new(&config, carriers.clone()));
         let shared = Arc::new(Shared {
             stack: stack.inner.clone(),
             dialogs: DialogLayer::new(stack.inner.clone()),
@@ -174,9 +160,9 @@ impl Endpoint {
             here: Here { bound, media_bind, public_ip: config.public_ip, public_ips: config.public_ips.clone() },
             life,
             reliable: Pending::default(),
-            invites: Mutex::default(),
             beside,
-            config,
+            door,
+            settings: Settings::new(config),
         });
         let weak = Arc::downgrade(&shared);
         let dialer: Dialer = Box::new(move |request, progress| {
@@ -195,11 +181,8 @@ impl Endpoint {
             let vital = dispatching;
             dispatch(vital.shared.clone(), requests).await;
         });
-        for index in 0..shared.config.trunk.len() {
-            shared.life.tasks.spawn(trunk::keep(shared.clone(), index));
-            if shared.config.trunk[index].options_s > 0 {
-                shared.life.tasks.spawn(trunk::watch(shared.clone(), index));
-            }
+        for index in 0..shared.config().trunk.len() {
+            shared.life.tasks.spawn(trunk::run(shared.clone(), index));
         }
         info!(udp = ?bound.udp, tcp = ?bound.tcp, tls = ?bound.tls, ws = ?bound.ws, wss = ?bound.wss, "SIP endpoint is up");
         Ok(Endpoint { shared, _stop: Arc::new(stop.drop_guard()) })
@@ -292,7 +275,43 @@ impl Endpoint {
     /// State of each trunk, in the order of the configuration.
     pub fn trunks(&self) -> Vec<TrunkStatus> {
         let now = clock::now();
-        lock(&self.shared.trunks.states).iter().map(|state| state.status(now)).collect()
+        let states = lock(&self.shared.trunks.states);
+        // One that was removed has no name.
+        states.iter().filter(|state| !state.name.is_empty()).map(|state| state.status(now)).collect()
+    }
+
+    /// Whether this `[sip]` could be taken up.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check_settings(config: &SipConfig) -> Result<(), SipError> {
+        reload::check(config)
+    }
+
+    /// Takes up what of another `[sip]` can change while calls go on; gives the keys that changed and wait for a restart.
+    pub fn apply(&self, config: &SipConfig) -> Vec<String> {
+        reload::apply(&self.shared, config)
+    }
+
+    /// Says to who asks by OPTIONS that no calls are taken, and withdraws registrations, or, with `false`, takes both back. Calls
+    /// that come in are taken all the same.
+    pub fn leave(&self, leaving: bool) {
+        self.shared.life.leaving.send_if_modified(|now| std::mem::replace(now, leaving) != leaving);
+    }
+
+    /// Whether it leaves, and no registrar has this gateway any more.
+    pub fn is_withdrawn(&self) -> bool {
+        *self.shared.life.leaving.borrow() && *self.shared.life.registered.borrow() == 0
+    }
+
+    /// Waits, after [`Endpoint::leave`], until no registrar has this gateway, or has not answered in time.
+    pub async fn withdrawn(&self) {
+        // Who has taken this one's place has the registrations, too.
+        if self.shared.beside.place.is_held() {
+            let mut registered = self.shared.life.registered.subscribe();
+            // The sender is in `shared`.
+            let _ = timeout(trunk::WITHDRAWN, registered.wait_for(|count| *count == 0)).await;
+        }
     }
 
     /// Answers new calls with 503 from now on; calls that are up go on.
@@ -306,14 +325,16 @@ impl Endpoint {
         let known = dialogs.all_dialog_ids().into_iter().filter_map(|id| dialogs.get_dialog_with(&id));
         let mut ids: Vec<String> = known.map(|dialog| dialog.id().call_id).collect();
         // Those that have no dialog yet.
-        ids.extend(lock(&self.shared.invites).iter().filter_map(|key| key.lines().next()).map(str::to_owned));
+        ids.extend(lock(&self.shared.calls.invites).iter().filter_map(|key| key.lines().next()).map(str::to_owned));
         ids.extend(self.shared.calls.calling.ids());
         ids
     }
 
-    /// Ends every call with BYE, unregisters, closes the listeners.
+    /// Unregisters, ends every call with BYE, closes the listeners.
     pub async fn shutdown(&self) {
         self.drain();
+        self.leave(true);
+        self.withdrawn().await;
         self.shared.life.stop.cancel();
         self.shared.life.tasks.close();
         if timeout(GRACE, self.shared.life.tasks.wait()).await.is_err() {
@@ -393,9 +414,9 @@ impl Listeners {
         stack: &rsipstack::transaction::Endpoint,
         parked: Parked,
     ) -> Result<(), SipError> {
-        let weak = Arc::downgrade(shared);
+        let (weak, config) = (Arc::downgrade(shared), shared.config());
         let guard = Guard {
-            door: Arc::new(Door::new(&shared.config, shared.trunks.carriers.clone())),
+            door: shared.door.clone(),
             stateless: Stateless {
                 stack: stack.inner.clone(),
                 secret: rand::random(),
@@ -405,7 +426,7 @@ impl Listeners {
             broken: shared.life.broken.clone(),
         };
         let layer = &stack.inner.transport_layer;
-        let public = |bound: Option<SocketAddr>| Some(SocketAddr::new(shared.config.public_ip?, bound?.port()));
+        let public = |bound: Option<SocketAddr>| Some(SocketAddr::new(config.public_ip?, bound?.port()));
         if let Some(socket) = self.udp {
             let buffer = Mutex::new(vec![0; MAX_MESSAGE]);
             let away = Mutex::new(None);
@@ -437,7 +458,7 @@ impl Listeners {
             serve.await.ok();
         });
 
-        let origins = Origins::new(&shared.config.ws_origins);
+        let origins = Origins::new(&config.ws_origins);
         let plain = self.tcp.map(|listener| (listener, None, None));
         let secure = self.tls.map(|(listener, acceptor)| (listener, Some(acceptor), None));
         let ws = self.ws.map(|listener| (listener, None, Some(origins.clone())));

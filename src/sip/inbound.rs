@@ -192,7 +192,7 @@ pub(super) fn judge(shared: &Shared, request: &Request, source: SocketAddr) -> O
             }
             let mut headers = body::capabilities();
             // Balancers send no calls to who says so.
-            if let Admission::Closed { retry_after, .. } = shared.admission() {
+            if let Admission::Closed { retry_after, .. } = shared.advertised() {
                 headers.push(body::retry_after(retry_after));
                 return refuse(StatusCode::ServiceUnavailable, headers);
             }
@@ -265,8 +265,8 @@ fn vet(shared: &Shared, request: &Request, source: SocketAddr) -> Result<Vetted,
         return Err(Refused::new(StatusCode::NotAcceptable, vec![accept]));
     }
     let mut policy = shared.policy();
-    policy.comfort_noise = trunk.is_some_and(|trunk| trunk.comfort_noise);
-    match trunk.map(|trunk| trunk.srtp) {
+    policy.comfort_noise = trunk.as_ref().is_some_and(|trunk| trunk.comfort_noise);
+    match trunk.as_ref().map(|trunk| trunk.srtp) {
         Some(Srtp::Required) => policy.srtp = SrtpPolicy::Required,
         Some(Srtp::Dtls) => policy.srtp = SrtpPolicy::Dtls,
         Some(Srtp::Off) | None => {}
@@ -281,7 +281,7 @@ fn vet(shared: &Shared, request: &Request, source: SocketAddr) -> Result<Vetted,
         let audio = offer.media.iter().filter(|m| m.kind == "audio" && m.port != 0);
         offered = audio.flat_map(|m| m.codecs()).map(codec).collect();
     }
-    let timer = SessionTimer::asked(request, shared.session_wish(trunk), now)
+    let timer = SessionTimer::asked(request, shared.session_wish(trunk.as_deref()), now)
         .map_err(|(status, headers)| Refused::new(status, headers))?;
     let replaced = replaces::named(shared, request).map_err(|status| Refused::new(status, vec![]))?;
     Ok(Vetted { standing, credentials, offer, policy, offered, timer, replaced })
@@ -326,7 +326,7 @@ fn admit(shared: &Shared, tx: &Transaction, source: SocketAddr) -> Result<Admitt
         (None, None) => Party::Stranger,
     };
     if let Some(replaced) = &vetted.replaced {
-        replaced.allows(&party, shared.config.refer).map_err(|status| Refused::new(status, vec![]))?;
+        replaced.allows(&party, shared.config().refer).map_err(|status| Refused::new(status, vec![]))?;
     }
     let half_open = HalfOpen { call_id, source, since: now };
     let slot = shared.places.inbound(now, vetted.standing, half_open).map_err(Refused::later)?;

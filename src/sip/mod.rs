@@ -15,7 +15,7 @@
 //! - `bridge`: what belongs to the gateway whose place this one took
 //! - `door`, `stateless`: how fast a source may talk, and answers that keep nothing
 //! - `places`: how many calls, half-open ones, and who is turned away; `names`: what peers may have us send to
-//! - `cause`, `refused`: why calls end, and those that never were; `explain`: how a call would go, without placing it; `reliable`: provisional responses that are acknowledged; `body`, `refer`,
+//! - `cause`, `refused`: why calls end, and those that never were; `explain`: how a call would go, without placing it; `reliable`: provisional responses that are acknowledged; `body`, `refer`, `reload`,
 //!   `referred`, `replaces`, `up`, `timer`, `tls`: what the names say
 //!
 //! Never touches media: the session task and the leg meet in two channels.
@@ -73,6 +73,7 @@ mod refer;
 mod referred;
 mod refused;
 mod reliable;
+mod reload;
 mod replaces;
 mod requests;
 mod resolve;

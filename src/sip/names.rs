@@ -75,6 +75,19 @@ struct Carrier {
 }
 
 impl Carrier {
+    /// One without a name is no trunk any more, and nowhere.
+    fn new(trunk: &TrunkConfig) -> Carrier {
+        let host = |(host, ..): (String, u16, u16)| HostWithPort::try_from(host.as_str()).unwrap_or_default();
+        let hosts: Vec<_> = trunk.hosts().filter(|_| !trunk.name.is_empty()).map(host).collect();
+        let address = |host: &HostWithPort| match host.host {
+            Host::IpAddr(ip) => Some(ip.to_canonical()),
+            Host::Domain(_) => None,
+        };
+        let addresses = hosts.iter().filter_map(address).collect();
+        let account = trunk.username.clone().zip(trunk.password.clone());
+        Carrier { hosts, realm: trunk.realm.clone(), account, addresses }
+    }
+
     fn is_at(&self, name: &Host) -> bool {
         self.hosts.iter().any(|host| same_host(&host.host, name))
     }
@@ -82,18 +95,22 @@ impl Carrier {
 
 impl Carriers {
     pub(super) fn new(config: &SipConfig) -> Carriers {
-        let carrier = |trunk: &TrunkConfig| {
-            let host = |(host, ..): (String, u16, u16)| HostWithPort::try_from(host.as_str()).unwrap_or_default();
-            let hosts: Vec<_> = trunk.hosts().map(host).collect();
-            let address = |host: &HostWithPort| match host.host {
-                Host::IpAddr(ip) => Some(ip.to_canonical()),
-                Host::Domain(_) => None,
-            };
-            let addresses = hosts.iter().filter_map(address).collect();
-            let account = trunk.username.clone().zip(trunk.password.clone());
-            Carrier { hosts, realm: trunk.realm.clone(), account, addresses }
-        };
-        Carriers(Arc::new(Mutex::new(config.trunk.iter().map(carrier).collect())))
+        Carriers(Arc::new(Mutex::new(config.trunk.iter().map(Carrier::new).collect())))
+    }
+
+    /// Other trunks, and perhaps more of them. What was found of hosts that stay is known still.
+    pub(super) fn apply(&self, config: &SipConfig) {
+        let mut carriers = self.lock();
+        for (index, trunk) in config.trunk.iter().enumerate() {
+            let new = Carrier::new(trunk);
+            match carriers.get_mut(index) {
+                Some(before) if before.hosts == new.hosts => {
+                    (before.realm, before.account) = (new.realm, new.account);
+                }
+                Some(before) => *before = new,
+                None => carriers.push(new),
+            }
+        }
     }
 
     /// The place of the trunk that `ip` belongs to.

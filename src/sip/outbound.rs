@@ -30,7 +30,7 @@ use super::{
     DialError, SipError, body,
     calling::Replacement,
     cause,
-    config::{EarlyMedia, Srtp, TrunkConfig},
+    config::{EarlyMedia, SipConfig, Srtp, TrunkConfig},
     dialplan::{self, Caller, DialRequest, Route},
     early::{Answer, Early, Ended, Tell, watch},
     headers::{asserted, extra_headers},
@@ -54,7 +54,7 @@ const SILENCE: Duration = Duration::from_secs(5);
 
 /// Whether `request` can be tried at all: its address, trunk, caller and headers. Gives the trunk's name.
 pub(super) fn check(shared: &Shared, request: &DialRequest) -> Result<Option<String>, DialError> {
-    Plan::new(shared, request).map(|plan| plan.trunk.map(|(_, trunk)| trunk.name.clone()))
+    Plan::new(shared, &shared.config(), request).map(|plan| plan.trunk.map(|(_, trunk)| trunk.name.clone()))
 }
 
 /// Calls out. The leg is connected; the id is that of its dialog.
@@ -79,14 +79,15 @@ pub(super) async fn dial_early(
     if shared.is_draining() {
         return Err(DialError::Sip(SipError::Closed));
     }
-    let plan = Plan::new(shared, &request)?;
+    let config = shared.config();
+    let plan = Plan::new(shared, &config, &request)?;
     let lease = match plan.trunk {
         Some((index, _)) => Some(shared.trunks.quotas.begin(index).map_err(DialError::Denied)?),
         None => None,
     };
     let slot = shared.places.outbound().ok_or(DialError::Overloaded)?;
     let ports = shared.media.ports.bind().map_err(SipError::NoPort)?;
-    let limit = request.timeout.unwrap_or(Duration::from_secs(shared.config.ring_timeout_s.max(1)));
+    let limit = request.timeout.unwrap_or(Duration::from_secs(config.ring_timeout_s.max(1)));
     let (signals, receiver) = mpsc::channel(SIGNALS);
     let (control, controls) = mpsc::channel(CONTROLS);
     let mut media =
@@ -176,6 +177,8 @@ impl Media {
 /// A call that may be placed: where it goes and what its INVITE says.
 struct Plan<'a> {
     shared: &'a Shared,
+    /// `[sip]` as it was when the call was asked for.
+    config: &'a SipConfig,
     uri: Uri,
     trunk: Option<(usize, &'a TrunkConfig)>,
     /// Number or user, as the trunk is asked for it.
@@ -223,12 +226,13 @@ enum Failure {
 }
 
 impl<'a> Plan<'a> {
-    fn new(shared: &'a Shared, request: &DialRequest) -> Result<Plan<'a>, DialError> {
+    fn new(shared: &'a Shared, config: &'a SipConfig, request: &DialRequest) -> Result<Plan<'a>, DialError> {
         let from = request.from.as_deref();
-        let Route { uri, trunk, user } = shared.dialplan().route(&request.to, from, request.trunk.as_deref())?;
+        let dialplan = shared.dialplan(config);
+        let Route { uri, trunk, user } = dialplan.route(&request.to, from, request.trunk.as_deref())?;
         let mut headers = extra_headers(&request.headers)?;
         let at = trunk.map(|(_, trunk)| trunk);
-        let caller = match shared.dialplan().caller(from, at)? {
+        let caller = match dialplan.caller(from, at)? {
             Caller::Address(uri) => *uri,
             Caller::User(user) => {
                 let mut uri = shared.contact(Some(&user), wire(&uri), None);
@@ -237,7 +241,7 @@ impl<'a> Plan<'a> {
             }
         };
         headers.extend(asserted(at, &caller, &request.headers));
-        Ok(Plan { shared, uri, trunk, user, caller, headers })
+        Ok(Plan { shared, config, uri, trunk, user, caller, headers })
     }
 
     fn party(&self) -> Party {
@@ -339,7 +343,7 @@ impl<'a> Plan<'a> {
     fn redirected(&self, contact: &Uri) -> Option<Uri> {
         let (_, trunk) = self.trunk.filter(|(_, trunk)| dialplan::leads_to(trunk, &contact.host_with_port))?;
         let to = format!("sip:{}@{}", contact.user()?, contact.host_with_port);
-        let route = self.shared.dialplan().route(&to, None, Some(&trunk.name)).ok()?;
+        let route = self.shared.dialplan(self.config).route(&to, None, Some(&trunk.name)).ok()?;
         dialplan::at(trunk, &contact.host_with_port.to_string(), &route.user).ok()
     }
 

@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use crate::seats::{Seat, Seats};
 
 /// Penalties at which a source is refused.
 const ALLOWED: f64 = 10.0;
@@ -57,20 +57,36 @@ pub struct HalfOpen {
 #[derive(Clone, Debug)]
 pub(super) struct Places {
     table: Arc<Mutex<Table>>,
-    permits: Arc<Semaphore>,
-    max: usize,
+    seats: Seats,
 }
 
 #[derive(Debug)]
 struct Table {
+    limits: Limits,
+    penalties: Penalties,
+    calls: HashMap<u64, Entry>,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Limits {
     /// Half-open calls that one source may have.
     of_one: usize,
     /// Half-open calls that strangers may have, and calls of theirs in all.
     strange_half_open: usize,
     strange: usize,
-    penalties: Penalties,
-    calls: HashMap<u64, Entry>,
-    next: u64,
+}
+
+impl Limits {
+    /// Of `max` places. `trunks`: there are some, and a share is theirs.
+    fn new(max: usize, of_one: usize, trunks: bool) -> Limits {
+        let share = (max / SHARE).max(1);
+        Limits {
+            of_one,
+            strange_half_open: if trunks { share } else { share.max(LEAST_HALF_OPEN) },
+            strange: if trunks { max - share.min(max) } else { max },
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -86,33 +102,31 @@ pub(super) struct Place {
     table: Arc<Mutex<Table>>,
     /// `None` for a call out.
     inbound: Option<(u64, IpAddr, Standing)>,
-    _permit: OwnedSemaphorePermit,
+    _permit: Seat,
 }
 
 impl Places {
     /// Room for `max` calls; `of_one` of one source may be half open. `trunks`: there are some, and a share is theirs.
     pub(super) fn new(max: usize, of_one: usize, trunks: bool) -> Places {
-        let max = max.min(Semaphore::MAX_PERMITS);
-        let share = (max / SHARE).max(1);
-        let table = Table {
-            of_one,
-            strange_half_open: if trunks { share } else { share.max(LEAST_HALF_OPEN) },
-            strange: if trunks { max - share.min(max) } else { max },
-            penalties: Penalties::default(),
-            calls: HashMap::new(),
-            next: 0,
-        };
-        Places { table: Arc::new(Mutex::new(table)), permits: Arc::new(Semaphore::new(max)), max }
+        let (limits, penalties, calls) = (Limits::new(max, of_one, trunks), Penalties::default(), HashMap::new());
+        let table = Table { limits, penalties, calls, next: 0 };
+        Places { table: Arc::new(Mutex::new(table)), seats: Seats::new(max) }
+    }
+
+    /// Other limits, as of [`Places::new`]; who has a place keeps it.
+    pub(super) fn limit(&self, max: usize, of_one: usize, trunks: bool) {
+        lock(&self.table).limits = Limits::new(max, of_one, trunks);
+        self.seats.set(max);
     }
 
     /// Places that are taken.
     pub(super) fn taken(&self) -> usize {
-        self.max.saturating_sub(self.permits.available_permits())
+        self.seats.taken()
     }
 
     /// A place for a call out.
     pub(super) fn outbound(&self) -> Option<Place> {
-        let permit = self.permits.clone().try_acquire_owned().ok()?;
+        let permit = self.seats.take()?;
         Some(Place { table: self.table.clone(), inbound: None, _permit: permit })
     }
 
@@ -124,7 +138,7 @@ impl Places {
         let source = block(call.source.ip());
         let mut table = lock(&self.table);
         table.admit(now, standing, source)?;
-        let permit = self.permits.clone().try_acquire_owned().map_err(|_| FULL)?;
+        let permit = self.seats.take().ok_or(FULL)?;
         table.next += 1;
         let id = table.next;
         table.calls.insert(id, Entry { standing, half_open: Some(call) });
@@ -198,13 +212,13 @@ impl Table {
             open.filter(|(standing, call)| fits(*standing, block(call.source.ip()))).count()
         };
         let mine = half_open(&|standing, other| standing != Standing::Trunk && other == source);
-        if mine >= self.of_one {
+        if mine >= self.limits.of_one {
             return Err(FULL);
         }
         if standing == Standing::Stranger {
             let strangers = self.calls.values().filter(|entry| entry.standing == Standing::Stranger).count();
             let theirs = half_open(&|standing, _| standing == Standing::Stranger);
-            if theirs >= self.strange_half_open || strangers >= self.strange {
+            if theirs >= self.limits.strange_half_open || strangers >= self.limits.strange {
                 return Err(FULL);
             }
         }

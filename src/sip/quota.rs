@@ -5,7 +5,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, RwLock},
     time::{Duration, Instant},
 };
 
@@ -163,13 +163,25 @@ impl Drop for Lease {
 
 /// The usage of every trunk, in the order of the configuration. Cheap to clone.
 #[derive(Clone, Debug)]
-pub(super) struct Quotas(Arc<Vec<Meter>>);
+pub(super) struct Quotas(Arc<RwLock<Vec<Meter>>>);
 
 impl Quotas {
     /// The trunks' names and limits, in the order of the configuration.
     pub(super) fn new(trunks: impl IntoIterator<Item = (String, Limits)>) -> Quotas {
-        let meter = |(name, limits): (String, Limits)| Meter::new(format!("[[sip.trunk]] `{name}`"), limits);
-        Quotas(Arc::new(trunks.into_iter().map(meter).collect()))
+        let quotas = Quotas(Arc::default());
+        quotas.limit(trunks);
+        quotas
+    }
+
+    /// Other limits of the trunks, and perhaps more of them; what was used stays.
+    pub(super) fn limit(&self, trunks: impl IntoIterator<Item = (String, Limits)>) {
+        let mut meters = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        for (index, (name, limits)) in trunks.into_iter().enumerate() {
+            match meters.get(index) {
+                Some(meter) => meter.limit(limits),
+                None => meters.push(Meter::new(format!("[[sip.trunk]] `{name}`"), limits)),
+            }
+        }
     }
 
     /// Counts a call through the trunk at `index`, which is one of the configuration's, for as long as the lease lives.
@@ -177,7 +189,8 @@ impl Quotas {
     /// # Errors
     /// A limit is reached; the text names its key.
     pub(super) fn begin(&self, index: usize) -> Result<Lease, String> {
-        self.0.get(index).ok_or_else(|| format!("there is no trunk {index}"))?.begin()
+        let meter = self.0.read().unwrap_or_else(PoisonError::into_inner).get(index).cloned();
+        meter.ok_or_else(|| format!("there is no trunk {index}"))?.begin()
     }
 }
 

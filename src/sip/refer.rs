@@ -36,7 +36,8 @@ impl Transfer {
         attended: bool,
         limit: Option<Duration>,
     ) -> Result<Transfer, String> {
-        let route = shared.dialplan().route(to, None, None).map_err(|e| e.to_string())?;
+        let config = shared.config();
+        let route = shared.dialplan(&config).route(to, None, None).map_err(|e| e.to_string())?;
         // The peer places this call, and often our trunk: it counts to that trunk's calls a minute. An attended one
         // is counted where the consultation call begins.
         if let Some((index, _)) = route.trunk.filter(|_| !attended) {

@@ -50,9 +50,10 @@ pub(super) struct Referral {
 /// 603: the configuration does not let this party send us anywhere. 400: it does not say where. 403: what it names may not be
 /// called.
 pub(super) fn wanted(shared: &Shared, party: &Party, request: &Request) -> Result<Referral, Refused> {
+    let config = shared.config();
     let allowed = match party {
-        Party::Trunk(index) => shared.config.trunk.get(*index).is_some_and(|trunk| trunk.refer),
-        Party::Account(_) => shared.config.refer,
+        Party::Trunk(index) => config.trunk.get(*index).is_some_and(|trunk| trunk.refer),
+        Party::Account(_) => config.refer,
         Party::Stranger => false,
     };
     if !allowed {
@@ -60,7 +61,7 @@ pub(super) fn wanted(shared: &Shared, party: &Party, request: &Request) -> Resul
     }
     let own = |host: &HostWithPort| is_here(shared, host);
     let referral = read(request, own).map_err(|why| (StatusCode::BadRequest, vec![body::warning(why)]))?;
-    let route = shared.dialplan().route(&referral.request.to, None, None);
+    let route = shared.dialplan(&config).route(&referral.request.to, None, None);
     route.map_err(|error| (StatusCode::Forbidden, vec![body::warning(&error.to_string())]))?;
     Ok(referral)
 }

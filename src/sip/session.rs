@@ -166,10 +166,10 @@ impl Session {
         (signals, controls): Ends,
         early: Option<Early>,
     ) -> std::io::Result<SipLeg> {
-        let media_timeout = Duration::from_secs(shared.config.media_timeout_s.max(1));
+        let media_timeout = Duration::from_secs(shared.config().media_timeout_s.max(1));
         let agreed = shared.reachable(agreed, peer);
         let trunk = shared.trunk_at(peer.signalling);
-        let signals_digits = trunk.is_some_and(|trunk| trunk.dtmf == Dtmf::Info);
+        let signals_digits = trunk.as_ref().is_some_and(|trunk| trunk.dtmf == Dtmf::Info);
         let trunk = trunk.map(|trunk| trunk.name.as_str().into());
         let identity = shared.media.identity.clone();
         SipLeg::new(Parts {

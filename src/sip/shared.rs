@@ -23,7 +23,7 @@ use rsipstack::{
 };
 use sdp::Agreed;
 use tokio::{
-    sync::{Semaphore, mpsc},
+    sync::{Semaphore, mpsc, watch},
     time::timeout,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -34,6 +34,7 @@ use super::{
     calling::Calling,
     cause::Farewells,
     dialplan::{self, DialRequest, Dialplan},
+    door::Door,
     incoming::IncomingCall,
     names::{Carriers, LOOK_UP, Naming},
     neighbours::{Admission, Beside},
@@ -62,7 +63,7 @@ pub(super) type Dialer =
 
 /// What every task of the endpoint sees.
 pub(super) struct Shared {
-    pub(super) config: SipConfig,
+    pub(super) settings: Settings,
     pub(super) stack: Arc<EndpointInner>,
     pub(super) dialogs: DialogLayer,
     pub(super) media: Media,
@@ -70,16 +71,54 @@ pub(super) struct Shared {
     pub(super) naming: Naming,
     pub(super) auth: Authenticator,
     pub(super) trunks: Trunks,
+    pub(super) door: Arc<Door>,
     pub(super) incoming: mpsc::Sender<IncomingCall>,
     pub(super) calls: Calls,
     pub(super) here: Here,
     pub(super) life: Life,
     /// Provisional responses that wait for their PRACK.
     pub(super) reliable: Pending,
-    /// INVITEs that came and are under way, by Call-ID, From tag and CSeq.
-    pub(super) invites: Mutex<HashSet<String>>,
     /// Whether this process takes what comes, the gateway before it, and others where there may be some.
     pub(super) beside: Beside,
+}
+
+/// `[sip]` as it is in force.
+pub(super) struct Settings(watch::Sender<Arc<SipConfig>>);
+
+impl Settings {
+    pub(super) fn new(config: SipConfig) -> Settings {
+        Settings(watch::Sender::new(Arc::new(config)))
+    }
+
+    /// As it is now.
+    pub(super) fn get(&self) -> Arc<SipConfig> {
+        self.0.borrow().clone()
+    }
+
+    /// Another one.
+    pub(super) fn set(&self, config: SipConfig) {
+        self.0.send_replace(Arc::new(config));
+    }
+
+    /// Tells of others.
+    pub(super) fn watch(&self) -> watch::Receiver<Arc<SipConfig>> {
+        self.0.subscribe()
+    }
+}
+
+/// A trunk as it was when it was looked up.
+pub(super) struct Trunk {
+    config: Arc<SipConfig>,
+    index: usize,
+}
+
+impl std::ops::Deref for Trunk {
+    type Target = TrunkConfig;
+
+    fn deref(&self) -> &TrunkConfig {
+        // It was there when it was looked up.
+        &self.config.trunk[self.index]
+    }
 }
 
 /// What the media of calls is made with.
@@ -103,6 +142,8 @@ pub(super) struct Calls {
     pub(super) farewells: Farewells,
     /// Of those that are refused, which are told of.
     pub(super) refusals: Refusals,
+    /// INVITEs that came and are under way, by Call-ID, From tag and CSeq.
+    pub(super) invites: Mutex<HashSet<String>>,
 }
 
 /// What runs, and how it ends.
@@ -118,6 +159,10 @@ pub(super) struct Life {
     pub(super) work: Arc<Semaphore>,
     /// New calls are refused.
     pub(super) draining: AtomicBool,
+    /// Others had better send none: OPTIONS is told so, and nothing is registered.
+    pub(super) leaving: watch::Sender<bool>,
+    /// Registrars that were told of this gateway, and not yet that it is gone.
+    pub(super) registered: watch::Sender<usize>,
     /// A task that must live as long as the endpoint has ended.
     pub(super) broken: Arc<AtomicBool>,
 }
@@ -131,6 +176,8 @@ impl Life {
             tasks: TaskTracker::new(),
             work: Arc::new(Semaphore::new(transactions)),
             draining: AtomicBool::new(false),
+            leaving: watch::Sender::new(false),
+            registered: watch::Sender::new(0),
             broken: Arc::new(AtomicBool::new(false)),
         }
     }
@@ -212,7 +259,7 @@ pub struct TrunkStatus {
 /// What is known of a trunk while running.
 #[derive(Debug)]
 pub(super) struct State {
-    name: String,
+    pub(super) name: String,
     pub(super) registered: Option<bool>,
     pub(super) error: Option<String>,
     pub(super) targets: Targets,
@@ -273,27 +320,43 @@ impl Shared {
         self.beside.neighbours.as_ref().map_or(Admission::Open, |neighbours| neighbours.admission())
     }
 
+    /// What who asks is told of [`Shared::admission`]: in the notice before a drain calls are taken still.
+    pub(super) fn advertised(&self) -> Admission {
+        if *self.life.leaving.borrow() {
+            return Admission::Closed { retry_after: RESTART, elsewhere: None };
+        }
+        self.admission()
+    }
+
     /// Whether this gateway registers at `trunk`.
     pub(super) fn registers(&self, trunk: &str) -> bool {
+        if *self.life.leaving.borrow() {
+            return false;
+        }
         self.beside.neighbours.as_ref().is_none_or(|neighbours| neighbours.registers(trunk))
     }
 
-    /// The rules for calls out.
-    pub(super) fn dialplan(&self) -> Dialplan<'_> {
+    /// `[sip]` as it is in force.
+    pub(super) fn config(&self) -> Arc<SipConfig> {
+        self.settings.get()
+    }
+
+    /// The rules for calls out, of [`Shared::config`].
+    pub(super) fn dialplan<'a>(&self, config: &'a SipConfig) -> Dialplan<'a> {
         let addresses = self.here.bound.all().map(|address| address.ip());
-        Dialplan { config: &self.config, local: dialplan::all_loopback(addresses) }
+        Dialplan { config, local: dialplan::all_loopback(addresses) }
     }
 
     /// What is negotiated where no trunk says otherwise.
     pub(super) fn policy(&self) -> sdp::Policy {
-        let codecs = self.config.codecs.iter().map(|c| c.codec()).collect();
+        let codecs = self.config().codecs.iter().map(|c| c.codec()).collect();
         sdp::Policy { codecs, ..sdp::Policy::default() }
     }
 
     /// The session interval that we ask for, in seconds; `None`: none.
     pub(super) fn session_wish(&self, trunk: Option<&TrunkConfig>) -> Option<u64> {
         let own = trunk.and_then(|trunk| trunk.session_expires_s);
-        Some(own.unwrap_or(self.config.session_expires_s)).filter(|seconds| *seconds > 0)
+        Some(own.unwrap_or(self.config().session_expires_s)).filter(|seconds| *seconds > 0)
     }
 
     /// Marks an INVITE as under way. `None`: it is already.
@@ -301,12 +364,14 @@ impl Shared {
         let call_id = invite.call_id_header().ok()?.value();
         let from = invite.from_header().ok()?.value();
         let key = format!("{call_id}\n{from}\n{}", invite.cseq_header().ok()?.value());
-        lock(&self.invites).insert(key.clone()).then(|| Once { invites: &self.invites, key })
+        let invites = &self.calls.invites;
+        lock(invites).insert(key.clone()).then(|| Once { invites, key })
     }
 
     /// The trunk that `ip` belongs to: it is known by its address, and cannot know a password of ours.
-    pub(super) fn trunk_at(&self, ip: IpAddr) -> Option<&TrunkConfig> {
-        self.config.trunk.get(self.trunks.carriers.find(ip)?)
+    pub(super) fn trunk_at(&self, ip: IpAddr) -> Option<Trunk> {
+        let (index, config) = (self.trunks.carriers.find(ip)?, self.config());
+        (index < config.trunk.len()).then_some(Trunk { config, index })
     }
 
     /// What is agreed, less the addresses that `peer` may not name: media waits for what comes from it then.

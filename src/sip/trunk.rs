@@ -14,11 +14,15 @@ use rsipstack::{
     sip::{HostWithPort, StatusCode, StatusCodeKind, typed},
     transport::SipAddr,
 };
-use tokio::time::{sleep, timeout};
+use tokio::{
+    sync::watch as channel,
+    time::{sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{
-    config::TrunkConfig,
+    config::{SipConfig, TrunkConfig},
     dialplan::registrar,
     flow::{self, Losses, wire},
     names,
@@ -37,29 +41,88 @@ const TURN: Duration = Duration::from_secs(1);
 const ANSWER: Duration = Duration::from_secs(5);
 /// How long unregistering may hold up a shutdown.
 const UNREGISTER: Duration = Duration::from_secs(2);
+/// The same for all trunks, each of which may have been about to register.
+pub(super) const WITHDRAWN: Duration = Duration::from_secs(3);
 
-/// Keeps the trunk at `index` until the endpoint stops.
-pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
-    let Some(config) = shared.config.trunk.get(index).cloned() else { return };
-    let mut registration = Registration::new(shared.stack.clone(), credential(&config));
+/// A registrar was told of this gateway, and not yet that it is gone.
+struct Known<'a>(&'a channel::Sender<usize>);
+
+impl<'a> Known<'a> {
+    fn new(registered: &'a channel::Sender<usize>) -> Self {
+        registered.send_modify(|count| *count += 1);
+        Self(registered)
+    }
+}
+
+impl Drop for Known<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count -= 1);
+    }
+}
+
+/// Keeps the trunk at `index` as it is configured, also when that changes, until the endpoint stops.
+pub(super) async fn run(shared: Arc<Shared>, index: usize) {
+    let mut settings = shared.settings.watch();
+    while !shared.life.stop.is_cancelled() {
+        let Some(config) = settings.borrow_and_update().trunk.get(index).cloned() else { return };
+        let stop = shared.life.stop.child_token();
+        let changed = async {
+            let other = |now: &Arc<SipConfig>| now.trunk.get(index).is_none_or(|now| !is_kept_alike(now, &config));
+            tokio::select! {
+                () = stop.cancelled() => {}
+                // The sender is in `shared`.
+                _ = settings.wait_for(other) => stop.cancel(),
+            }
+        };
+        let watched = async {
+            if config.options_s > 0 {
+                watch(&shared, index, &config, &stop).await;
+            }
+        };
+        tokio::join!(changed, keep(&shared, index, &config, &stop), watched);
+    }
+}
+
+/// Whether two states of a trunk differ in nothing that its registration and the health of its hosts depend on.
+fn is_kept_alike(one: &TrunkConfig, other: &TrunkConfig) -> bool {
+    let password = |trunk: &TrunkConfig| trunk.password.as_ref().map(|password| password.reveal().to_owned());
+    one.name == other.name
+        && one.hosts().eq(other.hosts())
+        && (one.failed_target_s, one.options_s, one.keep_alive_s)
+            == (other.failed_target_s, other.options_s, other.keep_alive_s)
+        && (one.transport, one.register) == (other.transport, other.register)
+        && (&one.username, &one.realm) == (&other.username, &other.realm)
+        && password(one) == password(other)
+}
+
+/// Keeps the trunk at `index` until `stop`.
+async fn keep(shared: &Arc<Shared>, index: usize, config: &TrunkConfig, stop: &CancellationToken) {
+    if config.name.is_empty() {
+        // It was removed.
+        return stop.cancelled().await;
+    }
+    let mut registration = Registration::new(shared.stack.clone(), credential(config));
     let mut failures = 0;
     let mut losses = Losses::default();
-    // Whether the registrar was told of this gateway, and not yet that it is gone.
-    let mut said = false;
+    let mut said: Option<Known<'_>> = None;
+    // Whether the registrar has it, by its latest answer.
+    let mut there = false;
     // Which of the registrar's addresses has it.
     let mut at: Option<SipAddr> = None;
     loop {
         // Both gateways are known by one address: the registration is kept by the one that takes the calls.
         tokio::select! {
-            () = shared.life.stop.cancelled() => break,
+            () = stop.cancelled() => break,
             () = shared.beside.place.until(true) => {}
         }
         let ours = shared.registers(&config.name);
         if config.register && !ours {
-            // Another gateway does, or will in a moment: before anything else, what this one had there goes, so that not both ring.
-            if std::mem::take(&mut said) {
-                info!(trunk = config.name, "another gateway registers from now on");
-                timeout(UNREGISTER, register(&shared, &config, &mut registration, None, &mut at, 0)).await.ok();
+            // Another gateway does, or will in a moment, or this one drains: before anything else, what this one had there goes, so
+            // that not both ring.
+            if let Some(known) = said.take() {
+                info!(trunk = config.name, "this gateway is registered no longer");
+                timeout(UNREGISTER, register(shared, config, &mut registration, None, &mut at, 0)).await.ok();
+                drop(known);
             }
             shared.trunk_state(index, |s| (s.registered, s.error) = (None, None));
         }
@@ -72,19 +135,19 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
             }
         }
         let wait = if config.register && ours {
-            said = true;
+            said.get_or_insert_with(|| Known::new(&shared.life.registered));
             let registered = tokio::select! {
                 // Nothing is said to the registrar behind the end of the lease.
                 biased;
-                () = changed(&shared, &config, true) => continue,
-                registered = register(&shared, &config, &mut registration, known, &mut at, EXPIRES) => registered,
+                () = changed(shared, config, true) => continue,
+                registered = register(shared, config, &mut registration, known, &mut at, EXPIRES) => registered,
             };
             match registered {
                 Ok(expires) => {
                     if failures > 0 || shared.trunk_state(index, |s| s.registered) == Some(Some(false)) {
                         info!(trunk = config.name, expires, "registered");
                     }
-                    failures = 0;
+                    (failures, there) = (0, true);
                     shared.trunk_state(index, |s| {
                         s.registered = Some(true);
                         s.error = None;
@@ -92,6 +155,7 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
                     refresh_interval(expires)
                 }
                 Err(error) => {
+                    there = false;
                     warn!(trunk = config.name, error, "registration failed");
                     shared.trunk_state(index, |s| {
                         s.registered = Some(false);
@@ -104,13 +168,13 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
         } else {
             LOOK_UP
         };
-        show(&shared, &config, index);
+        show(shared, config, index);
         let (since, registered) = (clock::now(), config.register && ours && failures == 0);
         let gone = tokio::select! {
-            () = shared.life.stop.cancelled() => break,
+            () = stop.cancelled() => break,
             () = sleep(wait) => None,
-            why = flow::lost(&shared, &config, at.as_ref()), if registered => Some(why),
-            () = changed(&shared, &config, ours), if config.register => None,
+            why = flow::lost(shared, config, at.as_ref()), if registered => Some(why),
+            () = changed(shared, config, ours), if config.register => None,
             () = shared.beside.place.until(false) => None,
         };
         if let Some(why) = gone {
@@ -118,36 +182,40 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
             info!(trunk = config.name, why, ?wait, "the way from the registrar is gone; it is registered with anew");
             counter!("antiphon_trunk_flows_lost_total").increment(1);
             tokio::select! {
-                () = shared.life.stop.cancelled() => break,
+                () = stop.cancelled() => break,
                 () = sleep(wait) => {}
             }
         }
     }
     // Where another gateway has taken this one's place, the registration is that one's.
-    if said && shared.beside.place.is_held() && shared.trunk_state(index, |s| s.registered) == Some(Some(true)) {
-        timeout(UNREGISTER, register(&shared, &config, &mut registration, None, &mut at, 0)).await.ok();
+    if said.is_some() && there && shared.beside.place.is_held() {
+        timeout(UNREGISTER, register(shared, config, &mut registration, None, &mut at, 0)).await.ok();
     }
 }
 
-/// Returns when it is another gateway's turn to register, or this one's.
+/// Returns when it is another gateway's turn to register, or this one's, or this one drains.
 async fn changed(shared: &Shared, config: &TrunkConfig, ours: bool) {
+    let mut leaving = shared.life.leaving.subscribe();
     while shared.registers(&config.name) == ours {
-        sleep(TURN).await;
+        tokio::select! {
+            () = sleep(TURN) => {}
+            // The sender is in `shared`.
+            _ = leaving.changed() => {}
+        }
     }
 }
 
-/// Asks every host of the trunk at `index` whether it lives, until the endpoint stops.
-pub(super) async fn watch(shared: Arc<Shared>, index: usize) {
-    let Some(config) = shared.config.trunk.get(index).cloned() else { return };
+/// Asks every host of the trunk at `index` whether it lives, until `stop`.
+async fn watch(shared: &Shared, index: usize, config: &TrunkConfig, stop: &CancellationToken) {
     loop {
         tokio::select! {
-            () = shared.life.stop.cancelled() => return,
+            () = stop.cancelled() => return,
             () = shared.beside.place.until(true) => {}
         }
         let hosts: Vec<String> = config.hosts().map(|(host, ..)| host).collect();
-        let asked = hosts.iter().map(|host| ask(&shared, &config, host));
+        let asked = hosts.iter().map(|host| ask(shared, config, host));
         let answers = tokio::select! {
-            () = shared.life.stop.cancelled() => return,
+            () = stop.cancelled() => return,
             answers = join_all(asked) => answers,
         };
         for (host, answer) in hosts.iter().zip(answers) {
@@ -160,10 +228,10 @@ pub(super) async fn watch(shared: Arc<Shared>, index: usize) {
                 None => {}
             }
         }
-        show(&shared, &config, index);
+        show(shared, config, index);
         // A host that is slow to answer is not asked twice at a time.
         tokio::select! {
-            () = shared.life.stop.cancelled() => return,
+            () = stop.cancelled() => return,
             () = sleep(Duration::from_secs(config.options_s)) => {}
         }
     }

@@ -145,6 +145,8 @@ struct Inner {
     /// Where each stream speaks. Locked before any device, never the other way round.
     placements: Mutex<HashMap<StreamId, Placement>>,
     meter: Arc<Meter>,
+    /// What tenants have taken of their limits here.
+    quotas: Arc<Quotas>,
     /// What is kept of what was spoken; not set: nothing.
     phrases: OnceLock<Arc<Phrases>>,
 }
@@ -233,12 +235,18 @@ impl Engine {
             awaited: Awaited::default(),
             placements: Mutex::default(),
             meter,
+            quotas,
             phrases: OnceLock::new(),
         });
         for worker in workers {
             inner.connect(worker).map_err(SynthError::Device)?;
         }
         Ok(Self { inner })
+    }
+
+    /// Other limits of tenants on the devices here; what they have taken stays taken.
+    pub fn limit_tenants(&self, config: &Config) {
+        self.inner.quotas.limit(&config.tenants, &config.tenant_default);
     }
 
     /// Has workers speak with the voices of `library`, which are sent to those that have them not. Said once; later words have

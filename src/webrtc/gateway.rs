@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use ::webrtc::error::Error;
 use ::webrtc::peer_connection::RTCCertificate;
@@ -96,6 +96,8 @@ pub struct Gateway(Arc<Inner>);
 
 struct Inner {
     config: WebRtcConfig,
+    /// Those that peers are told about.
+    ice_servers: RwLock<Arc<[IceServer]>>,
     common: Common,
     port: Port,
     runtime: Handle,
@@ -166,6 +168,7 @@ impl Gateway {
             runtime: Handle::current(),
             room: Arc::new(Semaphore::new(config.max_sessions)),
             sessions: Mutex::default(),
+            ice_servers: RwLock::new(config.ice_servers.as_slice().into()),
             config,
         })))
     }
@@ -304,8 +307,13 @@ impl Gateway {
     }
 
     /// STUN and TURN servers that peers are told about.
-    pub fn ice_servers(&self) -> &[IceServer] {
-        &self.0.config.ice_servers
+    pub fn ice_servers(&self) -> Arc<[IceServer]> {
+        self.0.ice_servers.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Tells peers about others from now on.
+    pub fn tell_ice_servers(&self, servers: &[IceServer]) {
+        *self.0.ice_servers.write().unwrap_or_else(PoisonError::into_inner) = servers.into();
     }
 
     /// Ends all sessions and answers no more.

@@ -78,7 +78,7 @@ async fn bridge(rig: &Rig, call: &CallHandle, body: Value) -> (u16, Value) {
 }
 
 /// A human, joined with `call`; the id of their call.
-async fn joined(rig: &Rig, call: &CallHandle, mode: &str) -> (Call, String) {
+pub(crate) async fn joined(rig: &Rig, call: &CallHandle, mode: &str) -> (Call, String) {
     let mut events = rig.app.gateway().calls.events();
     let telephone = sip::Caller::bind(sip::Config { codecs: vec![Codec::Pcma], ..sip::Config::default() });
     let telephone = telephone.await.expect("free ports");

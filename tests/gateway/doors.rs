@@ -85,7 +85,7 @@ async fn ask(rig: &Rig, route: &Route, path: &str, token: Option<&str>, headers:
 /// Tokens whose scopes do not open a route.
 fn lacking(access: Access) -> &'static [&'static str] {
     match access {
-        Access::Of(Scope::Admin) => &[SPEAKER, CALLER, OWNER],
+        Access::Of(Scope::Admin | Scope::Metrics) | Access::Metrics => &[SPEAKER, CALLER, OWNER],
         Access::Of(Scope::Calls) | Access::Page => &[SPEAKER],
         Access::Of(Scope::Speech) => &[CALLER],
         Access::Public | Access::Loopback | Access::Any => &[],

@@ -20,6 +20,7 @@ mod coturn;
 mod counted;
 mod database;
 mod doors;
+mod drains;
 mod fallback;
 mod faults;
 mod firefox;
@@ -52,6 +53,7 @@ mod provoked;
 #[path = "../sip/support/raw.rs"]
 mod raw;
 mod relayed;
+mod reloads;
 mod ringing;
 mod setups;
 mod signals;

@@ -94,7 +94,7 @@ impl Drop for Redis {
 }
 
 /// Waits until what `/readyz` of a gateway says is as wanted.
-async fn until(rig: &Rig, wanted: impl Fn(&Value) -> bool) {
+pub(crate) async fn until(rig: &Rig, wanted: impl Fn(&Value) -> bool) {
     let look = async {
         while !wanted(&rig.get("/readyz").await.1) {
             tokio::time::sleep(Duration::from_millis(50)).await;

@@ -37,6 +37,7 @@ impl Serve {
             .env("ANTIPHON_HTTP__BIND", http.to_string())
             .env("ANTIPHON_SIP__UDP", sip.to_string())
             .env("ANTIPHON_SIP__TCP", "off")
+            .env("ANTIPHON_CALL__DRAIN_NOTICE_S", "0")
             .stdin(Stdio::null())
             .stderr(Stdio::null());
         change(&mut command);

@@ -165,7 +165,9 @@ fn configured(change: impl FnOnce(&mut Config)) -> (Config, tempfile::TempDir) {
     config.http.bind = any;
     config.sip.udp = Some(any);
     config.sip.tcp = Some(any);
+    config.call.drain_notice_s = 0;
     config.call.drain_grace_s = 2;
+    config.call.drain_bridged_s = 2;
     let folder = tempfile::tempdir().expect("a folder");
     config.state.dir = folder.path().to_owned();
     change(&mut config);

@@ -13,6 +13,7 @@ const GATEWAY: &[(&str, u32)] = &[
     ("fault", 1),
     ("pem", 1),
     ("reach", 1),
+    ("seats", 1),
     ("secret", 1),
     ("supervise", 1),
     ("audio_file", 2),

@@ -114,7 +114,7 @@ impl Bed {
         };
         let text = format!(
             "[http]\nbind = \"{http}\"\n[state]\ndir = {state:?}\n[engine]\nkind = {engine:?}\n[recognizer]\nkind = \"off\"\n\
-             [log]\nlevel = \"warn\"\n[rtp]\nport_min = {}\nport_max = {}\n[call]\ndrain_grace_s = 1\n\
+             [log]\nlevel = \"warn\"\n[rtp]\nport_min = {}\nport_max = {}\n[call]\ndrain_notice_s = 0\ndrain_grace_s = 1\n\
              [recording]\nmode = \"agents\"\nconsent = \"\"\n\
              [agent.{AGENT}]\nurl = \"builtin:silent\"\nrecord = true\n[sip]\n\
              udp = \"{sip}\"\ntcp = \"{sip}\"\n{users}\n{}\n",

@@ -31,6 +31,8 @@ struct Joined {
     to: LinkSender,
     /// The agent was told that it is not heard.
     told: bool,
+    /// The gateway drains: what follows the bridge is the end.
+    drained: bool,
     _counted: Option<Counted>,
 }
 
@@ -137,8 +139,10 @@ impl Bridge {
                 // The task that dials has been told.
                 Some(Role::Waiting) | None => {}
             },
-            // A drain lets what is queued be said: people who speak with each other have all of its grace.
-            Command::Finish(EndReason::Drained) if self.is_up() => {}
+            // A drain lets what is queued be said: people who speak with each other have a grace of their own.
+            Command::Finish(EndReason::Drained) if self.is_up() => {
+                self.0.iter_mut().for_each(|joined| joined.drained = true);
+            }
             Command::Speak { turn, reply } if self.silences() => {
                 around.out.shared.backlog.give_back(turn.text.len());
                 // A requester that is gone needs no answer.
@@ -278,7 +282,7 @@ impl Bridge {
         }
         around.caller.join(Some(to.clone()));
         let counted = caller.then(Counted::new);
-        self.0 = Some(Joined { role, with: with.clone(), to, told: false, _counted: counted });
+        self.0 = Some(Joined { role, with: with.clone(), to, told: false, drained: false, _counted: counted });
         if caller {
             count("connected");
         }
@@ -296,7 +300,7 @@ impl Bridge {
                 Err(_) => return around.out.push(Action::Unlink),
             }
         }
-        self.0 = Some(Joined { role, with, to, told: false, _counted: None });
+        self.0 = Some(Joined { role, with, to, told: false, drained: false, _counted: None });
     }
 
     fn set_mode(&mut self, now: Instant, mode: BridgeMode, around: &mut Around<'_>) {
@@ -323,6 +327,9 @@ impl Bridge {
         // Before the agent hears of it: it may ask for another at once.
         around.out.shared.bridging.give_back();
         around.out.event(CallEvent::Bridge { with: Some(joined.with), state: BridgeState::Ended(reason) });
+        if joined.drained {
+            around.intake.end(EndReason::Drained, around.speaking, around.out);
+        }
     }
 
     /// Tells once that what is streamed into a bridged call is not heard.

@@ -331,3 +331,38 @@ async fn a_drain_can_be_taken_back_and_a_close_cannot() {
     assert!(!calls.resume());
     assert_eq!(calls.has_room(), Err(StartError::Draining));
 }
+
+#[tokio::test]
+async fn a_notice_takes_calls_and_is_begun_once_and_a_last_one_is_never_taken_back() {
+    let (calls, _) = calls(4);
+    let leaving = |notice: Duration| {
+        let calls = calls.clone();
+        tokio::spawn(async move { calls.leave(notice, false).await })
+    };
+    let begun = async || {
+        timeout(LIMIT, async {
+            while !calls.is_leaving() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await
+        .expect("it begins");
+    };
+    let first = leaving(LIMIT * 100);
+    begun().await;
+    assert!(!calls.is_draining() && calls.has_room().is_ok());
+    let (late, _far) = leg(Fault::None);
+    let late = calls.start(meta("late"), late).expect("it is taken");
+    // Taken back: who waited is told.
+    assert!(calls.resume() && !calls.is_leaving());
+    assert!(!timeout(LIMIT, first).await.expect("it waits no longer").expect("no panic"));
+    let second = leaving(LIMIT / 50);
+    begun().await;
+    let last = timeout(LIMIT, calls.leave(LIMIT * 100, true)).await;
+    assert!(last.expect("the one that is under way is waited for"));
+    assert!(second.await.expect("no panic") && !calls.resume(), "the process ends");
+    late.hang_up(EndReason::HungUp);
+    assert_eq!(calls.close(LIMIT).await, 0);
+    assert!(calls.is_leaving() && calls.is_draining() && !calls.resume());
+    assert!(timeout(LIMIT, calls.leave(LIMIT * 100, true)).await.expect("it was closed before"));
+}
