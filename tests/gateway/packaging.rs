@@ -5,7 +5,7 @@ use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use antiphon_loadgen::call::End;
+use antiphon_loadgen::call::{End, now};
 use antiphon_loadgen::sip;
 use serde_json::Value;
 
@@ -50,14 +50,16 @@ fn systemd_learns_that_the_gateway_is_ready_alive_and_stopping() {
         .stderr(Stdio::null())
         .spawn()
         .expect("the program starts");
+    let last = std::cell::RefCell::new(String::new());
     let heard = |wanted: &str| {
         let mut datagram = [0; 4096];
-        loop {
+        // Several may come in one message.
+        while !last.borrow().lines().any(|line| line == wanted) {
             let length = socket.recv(&mut datagram).unwrap_or_else(|error| panic!("no {wanted}: {error}"));
-            let message = String::from_utf8_lossy(&datagram[..length]);
-            if message.lines().any(|line| line == wanted) {
-                return;
-            }
+            last.replace(String::from_utf8_lossy(&datagram[..length]).into_owned());
+        }
+        if wanted.starts_with("WATCHDOG") {
+            last.take();
         }
     };
     heard("READY=1");
@@ -66,6 +68,10 @@ fn systemd_learns_that_the_gateway_is_ready_alive_and_stopping() {
     let stopped = Command::new("kill").arg(program.id().to_string()).status().expect("kill is there");
     assert!(stopped.success());
     heard("STOPPING=1");
+    // Longer than the default of the unit: the notice, the longest grace, and time for last words.
+    heard("EXTEND_TIMEOUT_USEC=65000000");
+    // Somebody goes on to read: of what is not read the kernel keeps ten messages.
+    std::thread::spawn(move || while socket.recv(&mut [0; 4096]).is_ok() {});
     assert!(program.wait().expect("it ends").success());
 }
 
@@ -142,6 +148,7 @@ async fn a_gateway_out_of_the_debian_package_answers_a_call() {
     let package = std::fs::read_dir(folder.path()).expect("a folder").next().expect("a package").expect("readable");
     let system = folder.path().join("system");
     let (package, into) = (package.path().to_string_lossy().into_owned(), system.to_string_lossy().into_owned());
+    let begun = now();
     let unpacked = run("dpkg-deb", &["-x", &package, &into]).expect("installed");
     assert!(unpacked.status.success(), "{}", text_of(&unpacked));
     std::fs::remove_file(package).expect("it was large");
@@ -165,7 +172,8 @@ async fn a_gateway_out_of_the_debian_package_answers_a_call() {
     program.ready().await;
     let caller = sip::Caller::bind(sip::Config::default()).await.expect("free ports");
     let call = caller.call(&format!("sip:demo@{sip}")).await.expect("answered");
-    assert!(call.onset(call.setup().asked, PATIENCE).await.is_some(), "the agent greets");
+    let onset = call.onset(call.setup().asked, PATIENCE).await.expect("the agent greets");
+    println!("from the package to the first sound: {} ms", onset.saturating_duration_since(begun).as_millis());
     assert_eq!(call.hang_up().await, End::Local);
     assert_eq!(program.terminate().await, Some(0));
 }
@@ -336,6 +344,24 @@ fn the_images_are_made_of_files_that_are_there_and_secrets_of_no_pattern() {
     assert!(secrets.iter().all(|secret| secret.len() >= 16) && secrets[0] != secrets[1], "{secrets:?}");
 }
 
+/// Without a registry: on a Debian that debootstrap makes, with the program of these tests.
+#[test]
+fn the_image_is_built_and_starts_as_its_user_on_a_root_that_nobody_may_write() {
+    let script = root("config/packaging/oci/build").to_string_lossy().into_owned();
+    assert_eq!(run(&script, &["--nonsense"]).expect("a script of the project").status.code(), Some(2));
+    if !["buildah", "debootstrap"].into_iter().all(|name| antiphon_skip::has_program(name, name)) {
+        return;
+    }
+    // Kept for the next time: it is a hundred packages.
+    let base = root("target/ci/debian").to_string_lossy().into_owned();
+    let program = env!("CARGO_BIN_EXE_antiphon");
+    let built = run(&script, &["--program", program, "--base", &base]).expect("a script of the project");
+    if built.status.code() == Some(69) {
+        return antiphon_skip::skip("buildah", text_of(&built));
+    }
+    assert!(built.status.success() && text_of(&built).contains("ready as user 10001"), "{}", text_of(&built));
+}
+
 /// The text of a block (`key: |`) at the top of a YAML file.
 fn block(yaml: &str, key: &str) -> String {
     let lines = yaml.lines().skip_while(|line| *line != format!("{key}: |")).skip(1);
@@ -347,8 +373,8 @@ fn block(yaml: &str, key: &str) -> String {
 fn what_containers_are_configured_with_is_taken_and_helm_takes_the_chart() {
     let read = |path: &str| std::fs::read_to_string(root(path)).expect("readable");
     let folder = tempfile::tempdir().expect("a folder");
-    for secret in ["token", "antiphon_token", "turn_password"] {
-        std::fs::write(folder.path().join(secret), "a-secret-that-is-long-enough\n").expect("written");
+    for secret in ["token", "metrics", "antiphon_token", "turn_password"] {
+        std::fs::write(folder.path().join(secret), format!("a-{secret}-that-is-long-enough\n")).expect("written");
     }
     let here = format!("{}/", folder.path().display());
     let chart = block(&read("config/packaging/helm/antiphon/values.yaml"), "config");
@@ -366,15 +392,106 @@ fn what_containers_are_configured_with_is_taken_and_helm_takes_the_chart() {
     let chart = "config/packaging/helm/antiphon";
     let Some(linted) = run("helm", &["lint", "--strict", chart]) else { return };
     assert!(linted.status.success(), "{}", text_of(&linted));
-    let with = ["keda.enabled=true", "state.storageClass=fast", "resources.limits.nvidia\\.com/gpu=1"];
+    let with = [
+        "keda.enabled=true",
+        "podMonitor.enabled=true",
+        "podMonitor.labels.release=prometheus",
+        "state.storageClass=fast",
+        "resources.limits.nvidia\\.com/gpu=1",
+        "environment.ANTIPHON_LOG__LEVEL=debug",
+        "secretFiles.carrier=open-sesame",
+        "drain.bridgedS=600",
+    ];
     let made = run("helm", &["template", "voice", chart, "--set", &with.join(",")]).expect("it was there");
     let made = text_of(&made);
-    for kind in ["ConfigMap", "Service", "StatefulSet", "PodDisruptionBudget", "ScaledObject"] {
+    for kind in ["Secret", "ConfigMap", "PodMonitor", "Service", "StatefulSet", "PodDisruptionBudget", "ScaledObject"] {
         assert_eq!(made.lines().filter(|line| *line == format!("kind: {kind}")).count(), 1, "{kind}: {made}");
     }
     for part in ["nvidia.com/gpu: 1", "storageClassName: fast", "path: /readyz", "readOnlyRootFilesystem: true"] {
         assert!(made.contains(part), "{part}: {made}");
     }
+    // What is mounted is made by the chart, with every file that the configuration names, and what scrapes has one of them.
+    let mounted = |made: &str| {
+        let named = made.split("secretName: ").nth(1).expect("a Secret is mounted");
+        named.split([',', ' ', '}']).next().expect("by name").to_owned()
+    };
+    let secret = made.split("---").find(|part| part.contains("kind: Secret")).expect("a Secret");
+    assert!(secret.contains(&format!("name: {}", mounted(&made))), "{secret}");
+    let named = read("config/packaging/helm/antiphon/values.yaml");
+    let named = named.lines().filter_map(|line| line.split("/etc/antiphon/secrets/").nth(1)?.split('"').next());
+    for file in named.chain(["carrier"]) {
+        let value = secret.lines().find_map(|line| line.trim().strip_prefix(&format!("{file}: ")));
+        assert!(value.is_some_and(|value| value.len() >= 12), "{file}: {secret}");
+    }
+    let scraped = format!("authorization: {{ credentials: {{ name: {}, key: metrics }} }}", mounted(&made));
+    for part in
+        [&scraped, "release: prometheus", "name: ANTIPHON_LOG__LEVEL, value: \"debug\"", "GracePeriodSeconds: 635"]
+    {
+        assert!(made.contains(part), "{part}: {made}");
+    }
+    // Or it is somebody's own, and none is made.
+    let theirs = run("helm", &["template", "voice", chart, "--set", "secret=ours"]).expect("it was there");
+    let theirs = text_of(&theirs);
+    assert!(mounted(&theirs) == "ours" && !theirs.contains("kind: Secret"), "{theirs}");
+    scales_on_calls_and_on_slack(&made, folder.path());
+}
+
+/// That the queries of the chart's triggers ask for as many pods as there should be.
+fn scales_on_calls_and_on_slack(made: &str, folder: &Path) {
+    let queries: Vec<&str> = made.lines().filter_map(|line| line.trim().strip_prefix("query: ")).collect();
+    assert_eq!(queries.len(), 2, "{made}");
+    let rules =
+        queries.iter().zip(["calls", "slack"]).map(|(query, name)| format!("  - record: {name}\n    expr: {query}\n"));
+    let rules: String = ["groups:\n- name: scaling\n  rules:\n".to_owned()].into_iter().chain(rules).collect();
+    std::fs::write(folder.join("scaling.yml"), rules).expect("written");
+    // Three pods, of which one falls behind after a minute; a pod of another release is none of theirs.
+    let tests = "
+rule_files: [scaling.yml]
+evaluation_interval: 1m
+tests:
+- interval: 1m
+  input_series:
+  - { series: 'antiphon_calls{pod=\"voice-0\"}', values: '40 40' }
+  - { series: 'antiphon_calls{pod=\"voice-1\"}', values: '60 60' }
+  - { series: 'antiphon_calls{pod=\"voice-2\"}', values: '0 0' }
+  - { series: 'antiphon_calls{pod=\"other-0\"}', values: '9 9' }
+  - { series: 'antiphon_slack_seconds{pod=\"voice-0\",device=\"0\"}', values: '4 0.2' }
+  - { series: 'antiphon_slack_seconds{pod=\"voice-0\",device=\"1\"}', values: '4 0.1' }
+  - { series: 'antiphon_slack_seconds{pod=\"voice-1\",device=\"0\"}', values: '3 3' }
+  - { series: 'antiphon_slack_seconds{pod=\"other-0\",device=\"0\"}', values: '0 0' }
+  promql_expr_test:
+  - { expr: calls, eval_time: 0m, exp_samples: [{ labels: calls, value: 100 }] }
+  - { expr: slack, eval_time: 0m, exp_samples: [{ labels: slack, value: 0 }] }
+  - { expr: slack, eval_time: 1m, exp_samples: [{ labels: slack, value: 4 }] }
+";
+    let file = folder.join("scaling.test.yml");
+    std::fs::write(&file, tests).expect("written");
+    if let Some(tested) = run("promtool", &["test", "rules", &file.to_string_lossy()]) {
+        assert!(tested.status.success(), "{}", text_of(&tested));
+    }
+}
+
+/// Every panel of the dashboard, from a gateway under load: what the script of the project draws, and refuses.
+#[test]
+fn the_dashboard_is_drawn_from_a_real_run() {
+    let (folder, script) = (tempfile::tempdir().expect("a folder"), root("config/packaging/grafana/render"));
+    let nothing =
+        run(&script.to_string_lossy(), &["--from", "/no/such/folder", "x.png"]).expect("a script of the project");
+    assert_eq!(nothing.status.code(), Some(69), "{}", text_of(&nothing));
+    let there = ["prometheus", "chromium"].into_iter().all(|name| antiphon_skip::has_program(name, name));
+    let programs = Path::new(env!("CARGO_BIN_EXE_antiphon")).parent().expect("a folder");
+    if !there {
+        return;
+    }
+    if !programs.join("antiphon-loadgen").exists() {
+        return antiphon_skip::skip("antiphon-loadgen", "it is built with the whole workspace only");
+    }
+    let picture = folder.path().join("dashboard.png");
+    let (from, out) = (programs.to_string_lossy().into_owned(), picture.to_string_lossy().into_owned());
+    let drawn = run(&script.to_string_lossy(), &["--from", &from, "--seconds", "15", "--calls", "4", &out]);
+    let drawn = drawn.expect("a script of the project");
+    assert!(drawn.status.success(), "{}", text_of(&drawn));
+    assert!(std::fs::metadata(picture).expect("drawn").len() > 50_000, "{}", text_of(&drawn));
 }
 
 #[test]
