@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use super::exemplars::{self, Exemplar};
-use super::metrics::{Kind, METRICS, Metric};
+use super::metrics::{Kind, METRICS, Metric, unit_word};
 
 /// One sample.
 #[derive(Clone, Debug, PartialEq)]
@@ -12,9 +12,9 @@ pub(super) struct Sample {
     pub(super) metric: &'static Metric,
     /// What follows the metric's name: `_bucket`, `_sum`, `_count` or nothing.
     pub(super) part: &'static str,
-    /// Without `le` and `quantile`.
+    /// Without `le`.
     pub(super) labels: Vec<(String, String)>,
-    /// The bound of a bucket, or the quantile of a summary.
+    /// The bound of a bucket.
     pub(super) at: Option<f64>,
     pub(super) value: f64,
 }
@@ -37,7 +37,7 @@ fn sample(line: &str) -> Option<Sample> {
     let (mut at, mut others) = (None, Vec::new());
     for (name, value) in pairs(labels) {
         match name.as_str() {
-            "le" | "quantile" => at = value.parse().ok(),
+            "le" => at = value.parse().ok(),
             _ => others.push((name, value)),
         }
     }
@@ -112,6 +112,9 @@ fn describe(out: &mut String, line: &str) {
         _ => (name, rest),
     };
     let _ = writeln!(out, "# {what} {name} {rest}");
+    if let Some(unit) = unit_word(name).filter(|_| what == "TYPE") {
+        let _ = writeln!(out, "# UNIT {name} {unit}");
+    }
 }
 
 fn of_bucket(sample: &Sample) -> Option<Exemplar> {
@@ -155,12 +158,15 @@ mod tests {
             "# TYPE antiphon_underruns counter",
             "antiphon_underruns_total 2",
             "# TYPE antiphon_recording_dropped_seconds unknown",
+            "# UNIT antiphon_recording_dropped_seconds seconds",
+            "# UNIT antiphon_first_audio_seconds seconds",
             "antiphon_first_audio_seconds_bucket{leg=\"webrtc\",class=\"live\",le=\"0.3\"} 1",
             "antiphon_first_audio_seconds_bucket{leg=\"webrtc\",class=\"live\",le=\"0.5\"} 2 # \
              {trace_id=\"0af7651916cd43dd8448eb211c80319c\",span_id=\"b7ad6b7169203331\"} 0.42 1.500",
         ] {
             assert!(shown.lines().any(|shown| shown == line), "{line}: {shown}");
         }
+        assert!(!shown.contains("# UNIT antiphon_underruns"), "a count has none: {shown}");
         assert!(shown.ends_with("# EOF\n") && !shown.contains("\n\n"), "{shown}");
     }
 }

@@ -17,6 +17,10 @@ const REQUEST: &[f64] = &[0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 const FINE: &[f64] = &[0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5];
 /// Slack may be spent: negative is a gap that the listener hears.
 const SLACK: &[f64] = &[-1.0, -0.1, 0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
+/// Jitter, from what a switch makes to what no buffer bears.
+const JITTER: &[f64] = &[0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5];
+/// The way there and back: within a town, a continent, by satellite.
+const ROUND_TRIP: &[f64] = &[0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0];
 /// Shares of packets that are lost.
 const LOSS: &[f64] = &[0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
 /// Opinion scores: below 3.6 many are dissatisfied.
@@ -36,7 +40,7 @@ pub enum Kind {
     Counter,
     /// What is now.
     Gauge,
-    /// A histogram with these upper bounds; a summary where there are none.
+    /// A histogram with these upper bounds: what several gateways have observed can be added up.
     Histogram(&'static [f64]),
 }
 
@@ -184,9 +188,14 @@ pub const METRICS: &[Metric] = &[
     gauge("antiphon_records_spooled_bytes", &[], "Call records on disk that wait for PostgreSQL"),
     counter("antiphon_recording_errors_total", &[], "Recordings that could not be written"),
     counter(
-        "antiphon_recording_dropped_seconds",
+        "antiphon_recording_dropped_seconds_total",
         &[],
         "Sound of recordings that was lost because the disk did not keep up",
+    ),
+    counter(
+        "antiphon_recording_dropped_seconds",
+        &[],
+        "Old name of antiphon_recording_dropped_seconds_total, for one release",
     ),
     counter("antiphon_webhooks_total", &["outcome"], "Deliveries of call records, by what came of them"),
     counter(
@@ -227,11 +236,16 @@ pub const METRICS: &[Metric] = &[
         LOSS,
         "Share of packets lost, by each report of a telephone",
     ),
-    histogram("antiphon_rtcp_jitter_seconds", &["trunk", "codec"], &[], "Interarrival jitter that telephones report"),
+    histogram(
+        "antiphon_rtcp_jitter_seconds",
+        &["trunk", "codec"],
+        JITTER,
+        "Interarrival jitter that telephones report",
+    ),
     histogram(
         "antiphon_rtcp_local_jitter_seconds",
         &["trunk", "codec"],
-        &[],
+        JITTER,
         "Interarrival jitter of what telephones send",
     ),
     histogram(
@@ -240,7 +254,7 @@ pub const METRICS: &[Metric] = &[
         MOS,
         "How good a call can have sounded by loss, delay and jitter (E-model, 1 to 4.5), one value a call and direction",
     ),
-    histogram("antiphon_rtcp_round_trip_seconds", &["trunk", "codec"], &[], "Round trip to telephones"),
+    histogram("antiphon_rtcp_round_trip_seconds", &["trunk", "codec"], ROUND_TRIP, "Round trip to telephones"),
     // Signalling.
     counter("antiphon_sip_messages_total", &["outcome"], "SIP messages that came, by what became of them"),
     gauge("antiphon_trunk_up", &["trunk"], "Whether calls through the trunk can be expected to get through (0 or 1)"),
@@ -302,6 +316,7 @@ const VALUES: &[(&str, &str, &[&str])] = &[
     ("antiphon_passed_on_total", "outcome", &["answered", "unreached", "failed"]),
     ("antiphon_stream_capacity", "state", &["used", "free"]),
     ("antiphon_trunk_checks_total", "outcome", &["answered", "failed"]),
+    ("antiphon_sip_auth_total", "outcome", &["challenged", "right", "stale", "wrong", "throttled"]),
     ("antiphon_sip_messages_total", "outcome", &["passed", "passed_on", "answered", "ignored", "refused", "overload"]),
     ("", "how", &["done", "interrupted", "cancelled", "refused", "failed", "call_ended"]),
     ("", "phase", &["end_of_turn", "agent", "queue", "first_audio", "egress", "mouth_to_ear"]),
@@ -364,9 +379,7 @@ pub fn recorder() -> &'static PrometheusHandle {
     HANDLE.get_or_init(|| {
         let mut builder = PrometheusBuilder::new();
         for metric in METRICS {
-            if let Kind::Histogram(bounds) = metric.kind
-                && !bounds.is_empty()
-            {
+            if let Kind::Histogram(bounds) = metric.kind {
                 builder = builder
                     .set_buckets_for_metric(Matcher::Full(metric.name.to_owned()), bounds)
                     .expect("the list of buckets is not empty");
@@ -427,6 +440,13 @@ fn begin(metric: &Metric) {
             Kind::Histogram(_) => drop(metrics::histogram!(name, labels)),
         }
     }
+}
+
+/// The unit of a metric as its name ends, which is how OpenMetrics writes it; `None`: it has none.
+pub(super) fn unit_word(name: &str) -> Option<&'static str> {
+    let name = name.strip_suffix("_total").unwrap_or(name);
+    let known = ["seconds", "bytes", "celsius", "hertz", "watts", "ratio"];
+    known.into_iter().find(|unit| name.strip_suffix(unit).is_some_and(|rest| rest.ends_with('_')))
 }
 
 /// The unit of a metric by its name, as UCUM writes it.
@@ -531,6 +551,7 @@ mod tests {
             assert!(series > 0 || open, "{} has no value of its labels in VALUES", metric.name);
         }
         assert!(text.contains("antiphon_calls{leg=\"sip\"} "), "{text}");
+        assert!(text.contains("antiphon_sip_auth_total{outcome=\"wrong\"} "), "{text}");
         assert!(text.contains("antiphon_first_audio_seconds_count{leg=\"webrtc\",class=\"live\"} "), "{text}");
     }
 

@@ -168,7 +168,7 @@ pub(crate) const PROVOKED: &[(&str, &str, &[&str])] = &[
     (
         "src/recording/tests.rs",
         "a_disk_that_does_not_keep_up_costs_sound_and_no_order",
-        &["antiphon_recording_dropped_seconds"],
+        &["antiphon_recording_dropped_seconds_total", "antiphon_recording_dropped_seconds"],
     ),
     (
         "tests/gateway/ringing.rs",

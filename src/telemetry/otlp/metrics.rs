@@ -5,10 +5,9 @@ use std::time::Duration;
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value as AnyOf;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};
-use opentelemetry_proto::tonic::metrics::v1::summary_data_point::ValueAtQuantile;
 use opentelemetry_proto::tonic::metrics::v1::{
     AggregationTemporality, Exemplar, Gauge, Histogram, HistogramDataPoint, Metric as Sent, NumberDataPoint,
-    ResourceMetrics, ScopeMetrics, Sum, Summary, SummaryDataPoint, exemplar, metric, number_data_point,
+    ResourceMetrics, ScopeMetrics, Sum, exemplar, metric, number_data_point,
 };
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use prost::Message as _;
@@ -78,9 +77,6 @@ fn sent(metric: &Metric, samples: &[&Sample], times: (u64, u64)) -> Sent {
             is_monotonic: true,
         }),
         Kind::Gauge => metric::Data::Gauge(Gauge { data_points: numbers(samples, times) }),
-        Kind::Histogram([]) => metric::Data::Summary(Summary {
-            data_points: series(samples).into_iter().map(|of| summary(&of, times)).collect(),
-        }),
         Kind::Histogram(bounds) => metric::Data::Histogram(Histogram {
             data_points: series(samples).into_iter().map(|of| histogram(metric.name, bounds, &of, times)).collect(),
             aggregation_temporality: cumulative,
@@ -148,21 +144,6 @@ fn histogram(name: &'static str, bounds: &[f64], of: &[&Sample], (began, now): (
     }
 }
 
-fn summary(of: &[&Sample], (began, now): (u64, u64)) -> SummaryDataPoint {
-    let quantiles = of.iter().filter(|sample| sample.part.is_empty());
-    SummaryDataPoint {
-        attributes: of.first().map(|sample| attributes(sample)).unwrap_or_default(),
-        start_time_unix_nano: began,
-        time_unix_nano: now,
-        count: part(of, "_count").unwrap_or_default() as u64,
-        sum: part(of, "_sum").unwrap_or_default(),
-        quantile_values: quantiles
-            .filter_map(|sample| Some(ValueAtQuantile { quantile: sample.at?, value: sample.value }))
-            .collect(),
-        flags: 0,
-    }
-}
-
 fn part(of: &[&Sample], part: &str) -> Option<f64> {
     of.iter().find(|sample| sample.part == part).map(|sample| sample.value)
 }
@@ -188,10 +169,8 @@ mod tests {
         exemplars::note("antiphon_turn_seconds", &[("phase", "egress")], 0.04, parent.span(), Duration::from_secs(5));
         let bounds = METRICS.iter().find(|metric| metric.name == "antiphon_turn_seconds").map(|metric| metric.kind);
         let Some(Kind::Histogram(bounds)) = bounds else { panic!("a histogram") };
-        let mut text = "antiphon_underruns_total 2\nantiphon_calls{leg=\"sip\"} 3\nantiphon_calls{leg=\"webrtc\"} 0\n\
-            antiphon_rtcp_jitter_seconds{quantile=\"0.5\"} 0.01\nantiphon_rtcp_jitter_seconds_sum 0.5\n\
-            antiphon_rtcp_jitter_seconds_count 50\n"
-            .to_owned();
+        let mut text =
+            "antiphon_underruns_total 2\nantiphon_calls{leg=\"sip\"} 3\nantiphon_calls{leg=\"webrtc\"} 0\n".to_owned();
         for bound in bounds {
             let count = if *bound < 0.05 { 1 } else { 4 };
             text.push_str(&format!("antiphon_turn_seconds_bucket{{phase=\"egress\",le=\"{bound}\"}} {count}\n"));
@@ -209,8 +188,6 @@ mod tests {
         assert_eq!(sum.data_points[0].value, Some(number_data_point::Value::AsDouble(2.0)));
         let Some(metric::Data::Gauge(gauge)) = of("antiphon_calls") else { panic!("a gauge") };
         assert_eq!((gauge.data_points.len(), gauge.data_points[1].attributes[0].key.as_str()), (2, "leg"));
-        let Some(metric::Data::Summary(summary)) = of("antiphon_rtcp_jitter_seconds") else { panic!("a summary") };
-        assert_eq!((summary.data_points[0].count, summary.data_points[0].quantile_values.len()), (50, 1));
         let Some(metric::Data::Histogram(histogram)) = of("antiphon_turn_seconds") else { panic!("a histogram") };
         let point = &histogram.data_points[0];
         assert_eq!((point.count, point.sum, point.bucket_counts.iter().sum()), (5, Some(9.5), 5));
