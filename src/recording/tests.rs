@@ -148,7 +148,8 @@ fn a_disk_that_does_not_keep_up_costs_sound_and_no_order() {
         recorder.block(now, &sender);
     }
     assert!(recorder.description.gaps && recorder.waiting.len() <= KEPT);
-    assert!(shown.sum("antiphon_recording_dropped_seconds") >= 1.0);
+    assert!(shown.sum("antiphon_recording_dropped_seconds_total") >= 1.0);
+    assert!(shown.sum("antiphon_recording_dropped_seconds") >= 1.0, "the old name");
     assert!(matches!(receiver.recv(), Ok(Message::Open(_))));
     // What the thread gets in the end is as long as the call.
     let all = std::thread::spawn(move || recorder.finish(&sender));

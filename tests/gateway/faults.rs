@@ -3,12 +3,15 @@
 use std::process::{Command, Stdio};
 
 use antiphon::sip::RtpConfig;
+use antiphon::synth::device::{Engine, Phase};
 use antiphon_loadgen::codec::Codec;
 use antiphon_loadgen::sip;
 use tokio::time::timeout;
 
+use super::full_disk::may_write;
 use super::program::{Serve, until};
-use super::support::{PATIENCE, Rig};
+use super::support::{PATIENCE, Rig, hear_turn_at_last};
+use super::voices::{FITTING, write_model};
 
 #[tokio::test]
 async fn a_log_without_a_reader_stops_nothing() {
@@ -31,6 +34,77 @@ async fn a_log_without_a_reader_stops_nothing() {
         until(&format!("{}/readyz", program.http), |body| body["ready"] == true).await;
     }
     assert_eq!(program.terminate().await, Some(0), "it drains and ends well");
+}
+
+#[tokio::test]
+async fn a_log_on_a_full_disk_stops_nothing_and_goes_on_with_room() {
+    let (folder, state) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let path = folder.path().join("log");
+    let log = std::fs::File::create(&path).expect("made");
+    let mut program = Serve::start(folder.path(), state.path(), |command| {
+        command.env("ANTIPHON_ENGINE__KIND", "tone").stderr(Stdio::from(log));
+    });
+    program.ready().await;
+    let length = || std::fs::metadata(&path).expect("there").len();
+    may_write(program.id(), length());
+    for _ in 0..3 {
+        program.signal("USR1");
+        until(&format!("{}/readyz", program.http), |body| body["ready"] == true).await;
+    }
+    let caller = sip::Caller::bind(sip::Config::default()).await.expect("free ports");
+    let call = caller.call(&format!("sip:demo@{}", program.sip)).await.expect("answered");
+    assert!(call.onset(call.setup().asked, PATIENCE).await.is_some(), "the agent greets");
+    call.hang_up().await;
+    let full = length();
+    may_write(program.id(), u64::MAX);
+    program.signal("USR1");
+    let again = async {
+        while length() <= full {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    timeout(PATIENCE, again).await.expect("lines again");
+    assert_eq!(program.terminate().await, Some(0));
+}
+
+/// Its weights are mapped: they are those of the file that was there, whatever has its name now.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_is_replaced_under_a_gateway_speaks_on_and_a_broken_one_says_so_at_the_next_start() {
+    let model = tempfile::tempdir().expect("a folder");
+    write_model(model.path(), FITTING);
+    let configure = |config: &mut antiphon::config::Config| {
+        config.engine.kind = antiphon::config::EngineKind::Cosyvoice3;
+        config.engine.model = Some(model.path().to_owned());
+        config.engine.voice = Some("random".into());
+        config.engine.device = "cpu".into();
+        config.scheduler.first_audio_target_ms = 60_000;
+        config.scheduler.load_limit = 1.0;
+    };
+    let rig = Rig::with(configure).await;
+    for entry in std::fs::read_dir(model.path()).expect("readable").flatten().filter(|entry| entry.path().is_file()) {
+        let new = model.path().join("new");
+        std::fs::write(&new, b"this is no model").expect("written");
+        std::fs::rename(&new, entry.path()).expect("in its place");
+    }
+    let call = rig.telephone("silent", Codec::Pcmu).await;
+    let asked = rig.speak(&call, "Nothing has changed.").await;
+    hear_turn_at_last(&call, asked).await;
+    call.hang_up().await;
+    rig.app.drain().await;
+    let config = {
+        let mut config = antiphon::config::Config::default();
+        configure(&mut config);
+        config
+    };
+    let told = match antiphon::app::engines::choose(&config.engine) {
+        Err(error) => Phase::Failed(error.to_string()),
+        Ok(choice) => {
+            let engine = Engine::start(choice.loaders, config.scheduler.clone()).expect("its thread starts");
+            engine.ready().await;
+            engine.status()[0].phase.clone()
+        }
+    };
+    assert!(matches!(&told, Phase::Failed(why) if !why.is_empty()), "it is found out when it is read again: {told:?}");
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ use super::support::{PATIENCE, hear_turn_at_last};
 const LITTLE: u64 = 1_024;
 
 /// Writes behind this offset of any file are refused to `process` from now on.
-fn may_write(process: u32, bytes: u64) {
+pub(crate) fn may_write(process: u32, bytes: u64) {
     let process = i32::try_from(process).expect("an id");
     let (mut soft, mut hard) = (0, 0);
     rlimit::prlimit(process, Resource::FSIZE, None, Some((&mut soft, &mut hard))).expect("readable");

@@ -22,7 +22,7 @@ use super::support::{PATIENCE, Rig, gaps, hear_turn_at_last};
 /// Ternary digits of a speech token of the small checkpoint.
 pub(crate) const FITTING: usize = 5;
 
-const TRANSCRIPT: &str = "This is about as much as one says in five seconds, give or take a word.";
+pub(crate) const TRANSCRIPT: &str = "This is about as much as one says in five seconds, give or take a word.";
 
 /// A checkpoint with everything in it, the speech tokens and speaker vectors of both halves of one size.
 pub(crate) fn write_model(dir: &Path, values: usize) {
