@@ -19,6 +19,7 @@
 
 mod abilities;
 mod awaited;
+mod changes;
 mod delivery;
 mod feed;
 mod hub;
@@ -244,41 +245,10 @@ impl Engine {
         Ok(Self { inner })
     }
 
-    /// Other limits of tenants on the devices here; what they have taken stays taken.
-    pub fn limit_tenants(&self, config: &Config) {
-        self.inner.quotas.limit(&config.tenants, &config.tenant_default);
-    }
-
     /// Has workers speak with the voices of `library`, which are sent to those that have them not. Said once; later words have
     /// no effect.
     pub fn lend_voices(&self, library: Library) {
         let _ = self.inner.library.set(library);
-    }
-
-    /// Makes devices of the workers that were `found`, beside those that the engine was started with. One that is not among
-    /// them any more goes once its connection is lost, too: a registry that has just lost everything ends no stream.
-    pub fn keep_workers(&self, found: Vec<Worker>) {
-        let inner = &self.inner;
-        let devices = inner.devices();
-        for (number, device) in devices.range(inner.configured..LOCAL) {
-            let Device::Worker(link) = device else { continue };
-            let there = found.iter().any(|worker| worker.address == link.address());
-            if !there && link.phase() != Phase::Ready {
-                tracing::info!(worker = link.address(), "a worker is gone");
-                link.stop();
-                inner.change(|devices| drop(devices.remove(number)));
-            }
-        }
-        let known = |worker: &Worker| {
-            devices.values().any(|device| matches!(device, Device::Worker(link) if link.address() == worker.address))
-        };
-        for worker in found.into_iter().filter(|worker| !known(worker)) {
-            tracing::info!(worker = worker.address, "a worker was found");
-            if let Err(error) = inner.connect(worker) {
-                // It is tried again when the registry is read next.
-                tracing::error!(error, "a worker that was found cannot be used");
-            }
-        }
     }
 
     /// Accepts or refuses `utterance` at once; its events go to `sink`. Never blocks on a device.

@@ -325,7 +325,8 @@ async fn run(length: Duration) {
     write_model(&model, FITTING);
     fs::write(folder.path().join("gateway.toml"), configuration(&model, leaver().await)).expect("written");
     // `auto` beside networks that only enrol would be CosyVoice3.
-    let voice = std::env::var("ANTIPHON_SOAK_VOICE").unwrap_or_else(|_| "espeak".into());
+    let voice = std::env::var_os("ANTIPHON_SOAK_VOICE").and_then(|voice| voice.into_string().ok());
+    let voice = voice.unwrap_or_else(|| "espeak".into());
     if voice == "espeak" && !antiphon_skip::has_program("espeak-ng", "espeak-ng") {
         return;
     }

@@ -91,13 +91,13 @@ async fn held(state: &Path, name: &str) {
         let connection = Connection::open(path).expect("opened");
         connection.busy_timeout(Duration::from_secs(5)).expect("set");
         // Who comes too late for it, holds nothing.
-        let held = connection.execute_batch("BEGIN EXCLUSIVE").is_ok();
-        std::thread::sleep(LASTS);
-        if held {
-            connection.execute_batch("ROLLBACK").expect("given back");
-        }
+        connection.execute_batch("BEGIN EXCLUSIVE").is_ok().then_some(connection)
     });
-    holder.await.expect("no panic");
+    let holder = holder.await.expect("no panic");
+    tokio::time::sleep(LASTS).await;
+    if let Some(connection) = holder {
+        connection.execute_batch("ROLLBACK").expect("given back");
+    }
 }
 
 fn find(folder: &Path, name: &str) -> Option<PathBuf> {
