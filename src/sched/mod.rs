@@ -15,10 +15,9 @@
 //! 6. batch, by tenant, then first come.
 //!
 //! The most urgent job names the stage of the next step; others at that stage join as [`batching`] describes. New turns
-//! wait a little for each other where that is worth while ([`gather`]).
-//! Every step is bounded. Flow and vocoder steps are launched and not waited for, where the device can do that: what is
-//! urgent meanwhile runs concurrently, and before them wherever the device has room, but for the stage itself, which
-//! waits ([`inflight`]). Elsewhere nothing is preempted inside a step, and a new turn waits for at most one.
+//! wait a little for each other where that is worth while ([`gather`]). Every step is bounded. Where the device can do that,
+//! flow and vocoder steps are launched and not waited for: what is urgent meanwhile runs concurrently, but for the stage
+//! itself ([`inflight`]). Elsewhere nothing is preempted inside a step, and a new turn waits for at most one.
 //!
 //! # Parts
 //! [`table`] owns jobs, streams and slots; [`forecast`] what speech costs; [`memory`] how much there is; [`tenant`]
@@ -28,9 +27,8 @@
 //! # Why
 //! - **Speaking before silent when it is critical**: an admitted stream has been promised no gap; a first audio
 //!   is late by one chunk at most, a gap is heard by a listener in mid-sentence.
-//! - **Batch is displaced before live work is refused**: its sinks commit whole utterances, so giving up a slot
-//!   costs at most the work on one sentence; the same text and seed give the same audio again.
-//! - **Cancelling is the stream's epoch**: stale jobs are dropped whenever `plan` is called. No caller waits for it.
+//! - **Batch is displaced before live work is refused**: its sinks commit whole utterances, so giving up a slot costs the
+//!   work on one sentence at most. **Cancelling is the stream's epoch**: whenever `plan` is called stale jobs are dropped.
 //! - **The playout anchor is followed by arithmetic** (see [`stream`]), so no buffer level is ever asked for.
 
 mod admission;
@@ -123,8 +121,7 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// A scheduler for one warmed-up device. `memory`: bytes that open utterances may hold, 0: not limited; `seeds`:
-    /// what steps took at warm-up.
+    /// A scheduler for one device. `memory`: bytes that utterances may hold, 0: no limit; `seeds`: from its warm-up.
     pub fn new(config: Config, limits: EngineLimits, memory: u64, seeds: &Seeds) -> Self {
         Self {
             config,
