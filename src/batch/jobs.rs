@@ -9,7 +9,7 @@
 //! tried again, and [`Jobs::fault`] says so meanwhile. A PostgreSQL may have jobs of other gateways: it is connected to
 //! at once, by the thread of jobs, and again whenever it was away.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 

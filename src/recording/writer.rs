@@ -222,7 +222,8 @@ mod tests {
         std::fs::write(&file, b"x").expect("written");
         let config = Config { dir: dir.path().to_owned(), keep_days: 7, ..Config::default() };
         let (start, wall, ten) = (clock::now(), clock::wall(), DAY * 10);
-        let mut writer = Writer::new(config, None);
+        let keep_days = Arc::new(AtomicU32::new(config.keep_days));
+        let mut writer = Writer::new(config, keep_days, None);
         for jumped in [wall, wall + ten, wall - ten, wall] {
             // Looked at each time, though no hour has passed.
             writer.tidied = None;

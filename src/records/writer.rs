@@ -320,7 +320,8 @@ mod tests {
     /// A writer with one record, of a call that ends at `wall`.
     fn with_a_record(folder: &std::path::Path, wall: Duration) -> Writer {
         let config = Config { database: folder.join("records.sqlite").into(), keep_days: 7, ..Config::default() };
-        let mut writer = Writer::new(config, Arc::default(), Meters::default()).expect("no other machine");
+        let keep_days = Arc::new(AtomicU32::new(config.keep_days));
+        let mut writer = Writer::new(config, keep_days, Arc::default(), Meters::default()).expect("no other machine");
         let mut draft = Draft::new(&super::super::tests::meta("1"), wall);
         draft.dialling(None, &Dialling::Cancelled, wall);
         writer.take(Message::Write(Box::new(draft.record())));

@@ -31,7 +31,6 @@ use super::{
     DialError, DialRequest, IncomingCall, RtpConfig, SipConfig, SipError,
     auth::Authenticator,
     cause::Farewells,
-    dialplan,
     door::Door,
     early::Provisional,
     inbound,
