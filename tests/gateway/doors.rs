@@ -54,7 +54,12 @@ struct Objects {
 
 impl Objects {
     fn fill(&self, path: &str) -> String {
-        let id = if path.starts_with("/v1/jobs") { &self.job } else { &self.call };
+        let id = match path {
+            path if path.starts_with("/v1/jobs") => &self.job,
+            // Devices are the operator's.
+            path if path.starts_with("/v1/devices") => "0",
+            _ => &self.call,
+        };
         path.replace("{id}", id)
             .replace("{session}", &self.session)
             .replace("{name}", "x")
