@@ -165,6 +165,8 @@ async fn a_part_that_panics_is_started_again_and_nothing_of_a_recorded_call_is_m
         let work = async {
             let other = rig.telephone("silent", Codec::Pcmu).await;
             let id = other.id().expect("named").to_owned();
+            let asked = rig.speak(&other, "Hello.").await;
+            other.onset(asked, PATIENCE).await.expect("speech is heard");
             other.hang_up().await;
             let (status, job) = rig.post("/v1/audio/speech/batch", json!({ "items": ["For later."] })).await;
             assert!(status < 300, "{job}");
