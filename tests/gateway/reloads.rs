@@ -164,8 +164,11 @@ async fn accounts_trunks_and_limits_change_beside_a_live_call() {
     assert_eq!(served.dial("+43123").await.0, 403);
 
     // A mistake in a trunk changes nothing.
-    std::fs::write(&served.file, "[call]\nmax_calls = 9\n[[sip.trunk]]\nname = \"x\"\nhost = \"127.0.0.1\"\nsrtp = \"perhaps\"\n")
-        .expect("written");
+    std::fs::write(
+        &served.file,
+        "[call]\nmax_calls = 9\n[[sip.trunk]]\nname = \"x\"\nhost = \"127.0.0.1\"\nsrtp = \"perhaps\"\n",
+    )
+    .expect("written");
     let refused = served.client.post(format!("{}/v1/admin/reload", served.program.http)).send().await.expect("HTTP");
     assert_eq!(refused.status(), 422);
 
