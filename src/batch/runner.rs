@@ -456,6 +456,12 @@ impl Runner {
                 *lock(&self.shared.stalled) = None;
                 self.shared.changes.of(&over.job);
                 self.observe(now, chars);
+                // One that was killed between its file and its row left the file.
+                if over.result.is_ok()
+                    && let Err(error) = self.shared.place.discard_earlier(&over.job, &over.id, over.fence)
+                {
+                    tracing::warn!(%error, "audio that a gateway left unrecorded was not removed");
+                }
                 true
             }
             Ok(Finish::Void) => {

@@ -4,10 +4,15 @@
 use std::{sync::Arc, time::Duration};
 
 use rsipstack::{
-    dialog::{DialogId, dialog::Dialog},
+    dialog::{
+        DialogId,
+        dialog::{Dialog, DialogState},
+        invite_dialog::InviteDialog,
+    },
     sip::{Header, Method, Request, Response, StatusCode, StatusCodeKind, prelude::HeadersExt},
     transaction::{Transaction, key::TransactionRole},
 };
+use tokio::time::{sleep, timeout};
 use tracing::debug;
 
 use super::{
@@ -16,6 +21,10 @@ use super::{
     inbound::{self, unsupported},
     shared::Shared,
 };
+
+/// How long a request waits for the ACK that was sent before it: datagrams overtake each other, and so do the tasks that
+/// have them.
+const ACK_BEFORE: Duration = Duration::from_millis(200);
 
 /// Answers a request that has a transaction.
 pub(super) async fn handle(shared: &Arc<Shared>, mut tx: Transaction) {
@@ -65,6 +74,17 @@ async fn answer(shared: &Shared, tx: &mut Transaction, reply: Reply) {
     }
 }
 
+/// Waits a moment for the ACK where our answer to the INVITE has none yet.
+async fn acknowledged(dialog: &InviteDialog) {
+    let comes = async {
+        while matches!(dialog.state(), DialogState::WaitAck(..)) {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    // Without it the request is answered as what comes too early.
+    timeout(ACK_BEFORE, comes).await.ok();
+}
+
 async fn handle_in_dialog(shared: &Shared, mut tx: Transaction) {
     let method = tx.original.method;
     let Some(Dialog::Invite(mut dialog)) = shared.dialogs.match_dialog(&tx) else {
@@ -80,6 +100,9 @@ async fn handle_in_dialog(shared: &Shared, mut tx: Transaction) {
             early::follow(&dialog, &tx.original);
         }
         return answer(shared, &mut tx, reply).await;
+    }
+    if !matches!(method, Method::Ack | Method::Bye | Method::PRack) {
+        acknowledged(&dialog).await;
     }
     match method {
         Method::Message | Method::Subscribe | Method::Publish | Method::Register => {

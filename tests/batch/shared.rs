@@ -172,6 +172,34 @@ async fn what_one_gateway_has_no_device_for_another_speaks_and_both_tell_of_it()
     b.shutdown();
 }
 
+/// One that is killed between the file of a sentence and its row leaves the file.
+#[tokio::test]
+async fn what_a_killed_gateway_wrote_and_did_not_record_goes_when_another_has_spoken_it() {
+    let Some(server) = Postgres::start() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let gate = Gate::default();
+    gate.set(true);
+    let a = gateway(&server.url(), folder.path(), 30, &gate);
+    let job = a.submit(spec(0)).expect("accepted");
+    let mut own = link(&server.url());
+    let held = "SELECT COUNT(*) FROM antiphon.batch_part WHERE holder IS NOT NULL";
+    found("the gateway is busy", || Some(number(&mut own, held)).filter(|count| *count == 4)).await;
+    // The last sentence of the second text was leased three times, and two that held it left their files.
+    let lost = "UPDATE antiphon.batch_part SET fence = 3 WHERE item = 1 AND part =
+        (SELECT MAX(part) FROM antiphon.batch_part WHERE item = 1) RETURNING part";
+    let part = own.run(async |client| Ok(client.query_one(lost, &[]).await?.get::<_, i32>(0))).expect("answered");
+    let of_job = folder.path().join(&job.id);
+    fs::create_dir_all(&of_job).expect("creates");
+    for fence in [1, 3] {
+        fs::write(of_job.join(format!("1-{part}.{fence}.pcm")), b"what was said").expect("writes");
+    }
+    gate.set(false);
+    let done = over(&a, &job.id).await;
+    assert_eq!(audio(&a, &done), undisturbed(0).await);
+    found("one file of each sentence", || (files(folder.path()).len() == done.total as usize).then_some(())).await;
+    a.shutdown();
+}
+
 #[tokio::test]
 async fn a_job_that_one_gateway_takes_on_wakes_another_and_is_seen_by_both() {
     let Some(server) = Postgres::start() else { return };

@@ -26,6 +26,38 @@ use tokio::{net::UdpSocket, task::JoinHandle};
 const SDP: &str = "Content-Type: application/sdp\r\n";
 const DIGIT: &str = "Content-Type: application/dtmf-relay\r\n";
 
+/// A caller that acknowledges the answer and asks at once for something else: the network may turn the two around.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_overtook_the_ack_waits_for_it() {
+    let (endpoint, mut calls) = start(loopback()).await;
+    let mut raw = Raw::new(endpoint.local_udp().expect("bound"), "overtakes").await;
+    let invite = raw.request("INVITE", "", &sdp(4_000, ""));
+    raw.send(&invite).await;
+    let call = limited(calls.recv()).await.expect("a call");
+    let accepting = tokio::spawn(call.accept());
+    raw.expect("SIP/2.0 200").await;
+    let ack = raw.request("ACK", "", "");
+    let again = raw.request("INVITE", "", &sdp(4_000, "a=sendonly\r\n"));
+    raw.send(&again).await;
+    tokio::time::sleep(Duration::from_millis(40)).await;
+    raw.send(&ack).await;
+    let mut leg = limited(accepting).await.expect("no panic").expect("accepted");
+    leg.attach().await.expect("attaches");
+    // Either final answer of the second one.
+    let answer = loop {
+        let answer = raw.expect("SIP/2.0 ").await;
+        if header(&answer, "CSeq").is_some_and(|number| number.starts_with("2 ")) && !answer.starts_with("SIP/2.0 1") {
+            break answer;
+        }
+    };
+    assert!(answer.starts_with("SIP/2.0 200") && answer.contains("a=recvonly"), "{answer}");
+    raw.ack("").await;
+    assert_eq!(event(&mut leg, |e| matches!(e, LegEvent::Held(_))).await, LegEvent::Held(true));
+    leg.hang_up().await;
+    let bye = raw.next("BYE").await;
+    raw.answer(&bye, "200 OK", "").await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_caller_is_answered_while_it_rings() {
     // Counting begins here.

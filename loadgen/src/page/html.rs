@@ -529,7 +529,7 @@ figure{position:relative;min-width:0}svg{width:100%;height:auto}.tick{fill:var(-
 .line.c0{stroke:var(--c0)}.line.c1{stroke:var(--c1)}.line.c2{stroke:var(--c2)}.line.c3{stroke:var(--c3)}.line.c4{stroke:var(--c4)}.line.c5{stroke:var(--c5)}\
 .dot.c0,.bar.c0{fill:var(--c0)}.dot.c1,.bar.c1{fill:var(--c1)}.dot.c2,.bar.c2{fill:var(--c2)}.dot.c3,.bar.c3{fill:var(--c3)}.dot.c4,.bar.c4{fill:var(--c4)}.dot.c5,.bar.c5{fill:var(--c5)}\
 .png{position:absolute;right:8px;top:8px;font:12px system-ui,sans-serif;color:inherit;background:none;border:1px solid var(--line);border-radius:4px;cursor:pointer}\
-@media(max-width:600px){main{padding:12px}h1{font-size:1.3rem}.plot .tick{font-size:19px}.tick{font-size:17px}}\
+@media(max-width:600px){main{padding:8px}figure{padding:6px}h1{font-size:1.3rem}.plot .tick{font-size:19px}.tick{font-size:17px}}\
 @media print{.png{display:none}}\
 h1,h2,h3,p,li,code{overflow-wrap:anywhere}figcaption{padding-right:48px}\
 td.text{text-align:left;white-space:normal}table{border-collapse:collapse;display:block;overflow-x:auto}th,td{padding:4px 8px;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}\
