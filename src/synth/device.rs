@@ -20,6 +20,7 @@
 mod abilities;
 mod awaited;
 mod changes;
+pub mod cycle;
 mod delivery;
 mod feed;
 mod hub;

@@ -2,7 +2,7 @@
 
 mod feeding;
 mod guard;
-mod inflight;
+mod launch;
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,7 +13,7 @@ use tokio::sync::{oneshot, watch};
 
 pub(super) use self::guard::run;
 use self::guard::{guarded, share};
-use self::inflight::Launched;
+use super::cycle::{Cycle, Ran, Task};
 use super::delivery::Payload;
 use super::feed::Feed;
 use super::meter::Meter;
@@ -24,9 +24,7 @@ use super::trace::Trace;
 use super::{LOADING, Loader, Phase, Recovery, lock};
 use crate::clock;
 use crate::fault;
-use crate::sched::{
-    Config, JobEnd, JobId, JobSpec, OpenError, Plan, Quotas, Refused, RefusedReason, Scheduler, StreamNote,
-};
+use crate::sched::{Config, JobEnd, JobId, JobSpec, OpenError, Quotas, Refused, RefusedReason, Scheduler, StreamNote};
 use crate::synth::{
     Caps, EngineLimits, Identity, Memory, Precedence, Progress, Slot, Step, SynthError, Synthesizer, VoiceInfo,
 };
@@ -53,6 +51,8 @@ pub(super) struct Shared {
 pub(super) struct State {
     /// `None` until the voice is loaded, and after it failed.
     pub(super) sched: Option<Scheduler>,
+    /// Of the loaded voice.
+    pub(super) cycle: Cycle,
     pub(super) caps: Option<Caps>,
     pub(super) voices: Vec<VoiceInfo>,
     /// What decides how it sounds, where it says so.
@@ -73,11 +73,8 @@ pub(super) struct State {
     /// Something happened since the last plan.
     poked: bool,
     pub(super) payloads: HashMap<JobId, Payload>,
-    /// Accepted, and their need of memory not yet asked.
-    fresh: Vec<JobId>,
-    /// Utterances whose text is still being written, and those of them that the voice has not all of.
+    /// Utterances whose text is still being written.
     pub(super) feeds: HashMap<UtteranceId, JobId>,
-    fed: Vec<JobId>,
     /// Their sinks were full.
     pub(super) blocked: Vec<JobId>,
     /// Ended, with events that their sinks had no room for.
@@ -166,7 +163,7 @@ impl Shared {
             accepted: now,
         };
         state.payloads.insert(job, payload);
-        state.fresh.push(job);
+        state.cycle.accepted(job);
         state.poked = true;
         drop(state);
         self.wake.notify_one();
@@ -196,7 +193,7 @@ fn serve(
                 phase.send_replace(Phase::Ready);
                 let precedence = synth.precedence();
                 let (synth, gauges) = (&mut **synth, clock::now());
-                let mut worker = Worker { shared, synth, precedence, gauges, preemptions: 0, launched: None };
+                let mut worker = Worker { shared, synth, precedence, gauges, preemptions: 0 };
                 guarded(|| worker.work())
             }
             // What has worked may work again.
@@ -261,8 +258,7 @@ impl Shared {
         state.spent.lapse();
         state.voices.clear();
         state.identity = None;
-        state.fresh.clear();
-        state.fed.clear();
+        state.cycle = Cycle::default();
         state.blocked.clear();
         // Nothing will look now; a voice that is loaded again finds what there is.
         state.refresh.clear();
@@ -321,30 +317,23 @@ struct Worker<'a> {
     precedence: Option<Arc<Precedence>>,
     gauges: Instant,
     preemptions: u64,
-    launched: Option<Launched>,
-}
-
-/// A step that has ended.
-struct Ran {
-    start: Instant,
-    end: Instant,
-    /// Without steps that ran meanwhile.
-    took: Duration,
-    /// It was launched and not waited for.
-    launched: bool,
 }
 
 impl Worker<'_> {
     fn work(&mut self) -> Result<(), SynthError> {
         loop {
-            if self.launched.is_some() && guarded(|| self.synth.poll())? {
-                self.complete()?;
-            }
             let mut state = self.shared.state();
-            if state.stop {
+            let mut ended = false;
+            if state.cycle.is_in_flight() {
+                drop(state);
+                ended = guarded(|| self.synth.poll())?;
+                state = self.shared.state();
+            }
+            // What has ended is given out first.
+            if state.stop && !ended {
                 return Ok(());
             }
-            if !state.refresh.is_empty() {
+            if !state.refresh.is_empty() && !ended {
                 let waiting = std::mem::take(&mut state.refresh);
                 drop(state);
                 guarded(|| {
@@ -363,26 +352,24 @@ impl Worker<'_> {
                 }
                 continue;
             }
-            if !state.fresh.is_empty() {
-                self.prepare(state)?;
-                continue;
-            }
-            if !state.fed.is_empty() {
-                self.feed(state)?;
-                continue;
-            }
             state.poked = false;
             state.drain();
             let now = clock::now();
-            let Some(sched) = &mut state.sched else { return Ok(()) };
-            let plan = sched.plan(now);
+            let State { cycle, sched: Some(sched), .. } = &mut *state else { return Ok(()) };
+            let task = cycle.next(now, ended, |now| sched.plan(now));
             if let Some(precedence) = &self.precedence {
                 precedence.set(sched.is_urgent());
             }
             self.measure(&mut state, now);
-            match plan {
-                Plan::Open { slot, job } => self.open(state, slot, job)?,
-                Plan::Displace { slot, job } => {
+            match task {
+                Task::Complete(launched) => {
+                    drop(state);
+                    self.complete(launched)?;
+                }
+                Task::Size(fresh) => self.prepare(state, &fresh)?,
+                Task::Feed(written) => self.feed(state, written)?,
+                Task::Open { slot, job } => self.open(state, slot, job)?,
+                Task::Displace { slot, job } => {
                     if let Some(payload) = state.payloads.get_mut(&job) {
                         payload.position = 0;
                         payload.trace.restart();
@@ -390,14 +377,14 @@ impl Worker<'_> {
                     drop(state);
                     self.close(slot)?;
                 }
-                Plan::Park { slot, .. } => {
+                Task::Park { slot, .. } => {
                     drop(state);
                     guarded(|| {
                         self.synth.park(slot);
                         Ok(())
                     })?;
                 }
-                Plan::End { job, slot, how, holding } => {
+                Task::End { job, slot, how, holding } => {
                     if let Some(holding) = holding {
                         metrics::histogram!("antiphon_stream_seconds").record(holding.as_secs_f64());
                         // The former name, for one release.
@@ -413,26 +400,25 @@ impl Worker<'_> {
                     utterance.into_iter().for_each(|id| self.synth.forget(id));
                     state.remember(self.synth.memory());
                 }
-                Plan::Run(step) => {
+                Task::Run(step) => {
                     drop(state);
                     self.step(&step)?;
                 }
-                Plan::Launch(step) => {
+                Task::Launch(step) => {
                     drop(state);
                     self.launch(step)?;
                 }
-                Plan::Idle { .. } if self.launched.is_some() => {
+                Task::Watch => {
                     drop(state);
                     self.watch()?;
                 }
-                Plan::Idle { until } => self.sleep(state, until),
+                Task::Sleep { until } => self.sleep(state, until),
             }
         }
     }
 
     /// Has the voice look at new utterances: what memory they will need, and whether they can be spoken at all.
-    fn prepare(&mut self, mut state: MutexGuard<'_, State>) -> Result<(), SynthError> {
-        let fresh = std::mem::take(&mut state.fresh);
+    fn prepare(&mut self, state: MutexGuard<'_, State>, fresh: &[JobId]) -> Result<(), SynthError> {
         let wanted: Vec<(JobId, Arc<Utterance>)> =
             fresh.iter().filter_map(|job| Some((*job, state.payloads.get(job)?.utterance.clone()))).collect();
         drop(state);
@@ -488,17 +474,13 @@ impl Worker<'_> {
         let start = clock::now();
         let mut progress = Vec::with_capacity(step.slots.len());
         share(guarded(|| self.synth.run(step, &mut progress)), step, &mut progress)?;
-        let now = clock::now();
-        let took = now - start;
-        if let Some(launched) = &mut self.launched {
-            launched.concurrent += took;
-        }
-        self.hand_out(step, &Ran { start, end: now, took, launched: false }, progress);
+        let ran = self.shared.state().cycle.ran(start, clock::now());
+        self.hand_out(step, ran, progress);
         Ok(())
     }
 
     /// Gives out what a step did.
-    fn hand_out(&mut self, step: &Step, ran: &Ran, mut progress: Vec<Progress>) {
+    fn hand_out(&mut self, step: &Step, ran: Ran, mut progress: Vec<Progress>) {
         // What was not run has no cost and made nothing.
         let step = &Step { rounds: self.synth.rounds_run().unwrap_or(step.rounds), ..step.clone() };
         metrics::histogram!("antiphon_step_seconds", "stage" => step.stage.label()).record(ran.took.as_secs_f64());

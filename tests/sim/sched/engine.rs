@@ -185,6 +185,11 @@ impl Engine {
         ready(&self.costs, state)
     }
 
+    /// What `slot` can run now.
+    pub(super) fn ready(&self, slot: Slot) -> Stages {
+        ready(&self.costs, &self.open[&slot])
+    }
+
     pub(super) fn close(&mut self, slot: Slot) {
         assert!(self.open.remove(&slot).is_some(), "{slot:?} was not open");
     }

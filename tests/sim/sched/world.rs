@@ -1,15 +1,16 @@
-//! Virtual time: arrivals, listeners, and the loop of the device thread.
+//! Virtual time: arrivals, listeners, and a device with recorded costs, driven by the loop of the device thread.
 
 mod report;
 mod written;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use antiphon::audio::duration_of;
-use antiphon::sched::{JobEnd, JobId, JobSpec, Load, Outcome, Plan, Refused, Step, StreamNote};
+use antiphon::sched::{JobEnd, JobId, JobSpec, Load, Outcome, Refused, Step, StreamNote};
+use antiphon::synth::device::cycle::{Cycle, Launched, Task};
 use antiphon::turn::{Class, Epoch, StreamId};
 
 pub(super) use self::report::{Report, quantile};
@@ -82,6 +83,8 @@ struct Utterance {
     /// Tokens that what is written of it becomes.
     written: u32,
     writing: bool,
+    /// What the engine says that it will need is about so many tokens.
+    sized: u32,
     /// Audio tokens of this opening, and those given to the listener.
     position: u32,
     given: u32,
@@ -114,25 +117,21 @@ pub(super) struct World {
     pub(super) backlog_tenants: Vec<&'static str>,
     backlog_jobs: BTreeMap<&'static str, usize>,
     last_batch: Option<Instant>,
-    launched: Option<Launched>,
+    cycle: Cycle,
+    flight: Option<Flight>,
     pub(super) trace: bool,
     /// Live turns that are over, and when each has been heard out or was refused.
     pub(super) over: Vec<(u64, Instant)>,
-    /// Utterances whose text came, or comes, in pieces.
-    streamed: BTreeSet<JobId>,
     /// When live turns sounded first, and when the last of their work ended.
     pub(super) sounded: Vec<(u64, Instant)>,
     pub(super) ended: Vec<(u64, Instant)>,
 }
 
-/// A step in flight.
-struct Launched {
+/// The launched step, as the device knows it.
+struct Flight {
     step: Step,
     outcomes: Vec<Outcome>,
-    start: Instant,
-    /// What is left of it, and what ran meanwhile.
     left: Duration,
-    concurrent: Duration,
 }
 
 impl World {
@@ -154,10 +153,10 @@ impl World {
             backlog_tenants: vec!["book"],
             backlog_jobs: BTreeMap::new(),
             last_batch: None,
-            launched: None,
+            cycle: Cycle::default(),
+            flight: None,
             trace: false,
             over: Vec::new(),
-            streamed: BTreeSet::new(),
             sounded: Vec::new(),
             ended: Vec::new(),
         }
@@ -175,20 +174,21 @@ impl World {
         while self.now < end {
             self.handle_events(self.now);
             self.top_up();
-            self.land();
-            match self.policy.plan(self.now) {
-                Plan::Open { slot, job } => {
+            let ended = self.flight.as_ref().is_some_and(|flight| flight.left.is_zero());
+            match self.cycle.next(self.now, ended, |now| self.policy.plan(now)) {
+                Task::Complete(launched) => self.complete(&launched),
+                Task::Size(jobs) => self.size(&jobs),
+                Task::Feed(jobs) => self.feed(&jobs),
+                Task::Open { slot, job } => {
                     let Utterance { tokens, written, writing, .. } = self.jobs[&job];
                     self.slots.insert(slot, job);
                     self.jobs.get_mut(&job).expect("known").position = 0;
                     let ready = self.engine.open(slot, tokens, written);
                     self.pass(OPEN);
                     self.policy.opened(job, Ok(ready));
-                    if !writing && self.streamed.contains(&job) {
-                        self.policy.fed(self.now, job, ready, true);
-                    }
+                    self.policy.fed(self.now, job, ready, !writing);
                 }
-                Plan::Displace { slot, job } => {
+                Task::Displace { slot, job } => {
                     assert_eq!(self.slots.remove(&slot), Some(job));
                     let live = self.jobs[&job].class == Class::Live;
                     assert!(!live || self.engine.costs.grows, "live work gives way only where memory ran out");
@@ -196,16 +196,16 @@ impl World {
                     self.report.displaced += 1;
                     self.report.restarted += u32::from(live);
                 }
-                Plan::Park { slot, job } => {
+                Task::Park { slot, job } => {
                     assert_eq!(self.slots.get(&slot), Some(&job));
                     self.engine.park(slot);
                     self.report.parked += 1;
                 }
-                Plan::End { job, slot, how, .. } => self.end(job, slot, how),
-                Plan::Run(step) => self.step(&step),
-                Plan::Launch(step) => self.launch(step),
-                Plan::Idle { .. } if self.launched.is_some() => self.fly(),
-                Plan::Idle { until } => {
+                Task::End { job, slot, how, .. } => self.end(job, slot, how),
+                Task::Run(step) => self.step(&step),
+                Task::Launch(step) => self.launch(step),
+                Task::Watch => self.fly(),
+                Task::Sleep { until } => {
                     let event = self.events.peek().map(|Reverse((at, _))| *at);
                     let Some(next) = until.into_iter().chain(event).min() else { break };
                     self.now = next.max(self.now + Duration::from_nanos(1)).min(end);
@@ -257,7 +257,7 @@ impl World {
         match event {
             Event::Turn { stream, class, tenant, tokens } => self.turn(at, stream, class, tenant, &tokens),
             Event::Written { stream, pieces, gap, new } => self.begin_writing(at, stream, pieces, gap, new),
-            Event::Piece { stream, tokens, chars, last } => self.go_on(at, stream, (tokens, chars), last),
+            Event::Piece { stream, tokens, chars, last } => self.go_on(stream, (tokens, chars), last),
             Event::Interrupt { stream } => {
                 if let Some(listener) = self.listeners.get_mut(&stream) {
                     listener.epoch.raise();
@@ -309,7 +309,7 @@ impl World {
             let spec = JobSpec { stream: StreamId(stream), class, token: token.clone(), tenant: tenant.into(), chars };
             match self.policy.submit(at, spec) {
                 Ok(job) => {
-                    self.policy.sized(job, self.engine.costs.need(tokens));
+                    self.cycle.accepted(job);
                     self.report.submitted += 1;
                     listener.left += 1;
                     let utterance = Utterance {
@@ -318,6 +318,7 @@ impl World {
                         tokens,
                         written: tokens,
                         writing: false,
+                        sized: tokens,
                         position: 0,
                         given: 0,
                         epoch: token,
@@ -353,44 +354,57 @@ impl World {
         }
     }
 
+    /// Says what memory new utterances will need.
+    fn size(&mut self, jobs: &[JobId]) {
+        for job in jobs {
+            self.policy.sized(*job, self.engine.costs.need(self.jobs[job].sized));
+        }
+    }
+
     fn step(&mut self, step: &Step) {
         let (mut took, outcomes) = self.start(step);
-        if let (Some(launched), Some((longer, share))) = (&mut self.launched, self.engine.costs.concurrent) {
-            assert!(
-                launched.step.stage != step.stage && launched.step.slots.iter().all(|slot| !step.slots.contains(slot))
-            );
+        if let (Some(flight), Some((longer, share))) = (&mut self.flight, self.engine.costs.concurrent) {
+            let apart = flight.step.slots.iter().all(|slot| !step.slots.contains(slot));
+            assert!(flight.step.stage != step.stage && apart, "{step:?} beside {:?}", flight.step);
             took = took.mul_f64(longer);
-            launched.left = launched.left.saturating_sub(took.mul_f64(share));
-            launched.concurrent += took;
+            flight.left = flight.left.saturating_sub(took.mul_f64(share));
         }
+        let start = self.now;
         self.pass(took);
-        self.measure(step, took);
+        let ran = self.cycle.ran(start, self.now);
+        self.measure(step, ran.took);
         self.hear(step, &outcomes);
-        self.policy.record(self.now, took, step, &outcomes);
+        self.policy.record(ran.end, ran.took, step, &outcomes);
     }
 
     fn launch(&mut self, step: Step) {
+        assert!(self.flight.is_none(), "one at a time");
         let (left, outcomes) = self.start(&step);
-        self.launched = Some(Launched { step, outcomes, start: self.now, left, concurrent: Duration::ZERO });
+        self.flight = Some(Flight { step: step.clone(), outcomes, left });
+        self.cycle.launched(Launched::new(step, self.now));
     }
 
     /// Lets the launched step go on until it has ended or something happens.
     fn fly(&mut self) {
         let event = self.events.peek().map(|Reverse((at, _))| *at);
-        let Some(launched) = &mut self.launched else { return };
-        let end = self.now + launched.left;
+        let Some(flight) = &mut self.flight else { return };
+        let end = self.now + flight.left;
         let next = event.map_or(end, |event| event.clamp(self.now, end));
-        launched.left = end - next;
+        flight.left = end - next;
         self.now = next;
     }
 
-    /// Takes what the launched step did, if it has ended.
-    fn land(&mut self) {
-        let Some(launched) = self.launched.take_if(|launched| launched.left.is_zero()) else { return };
-        let took = (self.now - launched.start).saturating_sub(launched.concurrent);
-        self.measure(&launched.step, took);
-        self.hear(&launched.step, &launched.outcomes);
-        self.policy.complete(self.now, took, &launched.step, &launched.outcomes);
+    /// Takes what the launched step did.
+    fn complete(&mut self, launched: &Launched) {
+        let Some(Flight { mut outcomes, .. }) = self.flight.take() else { panic!("{launched:?} is not in flight") };
+        // Of a text that is still being written there may be more than when the step began.
+        for outcome in outcomes.iter_mut() {
+            outcome.ready = self.engine.ready(outcome.slot);
+        }
+        let ran = launched.ended(self.now);
+        self.measure(&launched.step, ran.took);
+        self.hear(&launched.step, &outcomes);
+        self.policy.complete(ran.end, ran.took, &launched.step, &outcomes);
     }
 
     fn hear(&mut self, step: &Step, outcomes: &[Outcome]) {

@@ -15,7 +15,7 @@ impl Shared {
     /// More text of a streamed utterance; one that is over, or whose text has ended, takes none.
     pub(in super::super) fn append(&self, utterance: UtteranceId, text: &str, last: bool) {
         self.poke(|state| {
-            let State { sched: Some(sched), payloads, feeds, fed, .. } = state else { return };
+            let State { sched: Some(sched), cycle, payloads, feeds, .. } = state else { return };
             let Some(&job) = feeds.get(&utterance) else { return };
             let Some(feed) = payloads.get_mut(&job).and_then(|payload| payload.feed.as_mut()) else { return };
             // Bounded by who writes: a call by its backlog, and each utterance by its longest part of a text.
@@ -23,18 +23,16 @@ impl Shared {
                 return;
             }
             sched.written(job, text.chars().count().try_into().unwrap_or(u32::MAX));
-            if !fed.contains(&job) {
-                fed.push(job);
-            }
+            cycle.written(job);
         });
     }
 }
 
 impl Worker<'_> {
     /// Hands the voice what was written on of utterances that are open; the others get it when they are opened.
-    pub(super) fn feed(&mut self, mut state: MutexGuard<'_, State>) -> Result<(), SynthError> {
+    pub(super) fn feed(&mut self, mut state: MutexGuard<'_, State>, written: Vec<JobId>) -> Result<(), SynthError> {
         let mut wanted = Vec::new();
-        for job in std::mem::take(&mut state.fed) {
+        for job in written {
             let Some(slot) = state.sched.as_ref().and_then(|sched| sched.slot_of(job)) else { continue };
             if let Some(feed) = state.payloads.get_mut(&job).and_then(|payload| payload.feed.as_mut()) {
                 wanted.push((job, slot, feed.take()));

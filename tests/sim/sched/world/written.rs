@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use antiphon::sched::{JobSpec, Refused};
+use antiphon::sched::{JobId, JobSpec, Refused};
 use antiphon::turn::{Class, Epoch, StreamId};
 
 use super::{Event, Listener, Utterance, World, zero};
@@ -47,9 +47,8 @@ impl World {
                 let whole = pieces.len() == 1;
                 if !whole {
                     self.policy.begin_writing(job);
-                    self.streamed.insert(job);
                 }
-                self.policy.sized(job, self.engine.costs.need(if whole { tokens } else { STREAMED }));
+                self.cycle.accepted(job);
                 self.report.submitted += 1;
                 listener.left += 1;
                 let utterance = Utterance {
@@ -58,6 +57,7 @@ impl World {
                     tokens,
                     written: first,
                     writing: !whole,
+                    sized: if whole { tokens } else { STREAMED },
                     position: 0,
                     given: 0,
                     epoch: token,
@@ -88,7 +88,7 @@ impl World {
     }
 
     /// There is more of the text of `stream`: so many tokens and characters, or (`last`) its end.
-    pub(super) fn go_on(&mut self, at: Instant, stream: u64, (tokens, chars): (u32, u32), last: bool) {
+    pub(super) fn go_on(&mut self, stream: u64, (tokens, chars): (u32, u32), last: bool) {
         // The latest of the stream whose text is being written; one that was refused gets all of it when it is taken.
         let mut of = self.jobs.iter().rev().filter(|(_, one)| one.stream == stream && one.writing);
         let Some(job) = of.next().map(|(job, _)| *job) else { return };
@@ -98,11 +98,17 @@ impl World {
         if last {
             utterance.written = utterance.tokens;
         }
-        let written = utterance.written;
         self.policy.written(job, chars);
-        if let Some(slot) = self.slots.iter().find(|(_, open)| **open == job).map(|(slot, _)| *slot) {
+        self.cycle.written(job);
+    }
+
+    /// Gives the engine what was written on of utterances that are open; the others get it when they are opened.
+    pub(super) fn feed(&mut self, jobs: &[JobId]) {
+        for &job in jobs {
+            let Some(slot) = self.slots.iter().find(|(_, open)| **open == job).map(|(slot, _)| *slot) else { continue };
+            let Utterance { written, writing, .. } = self.jobs[&job];
             let ready = self.engine.feed(slot, written);
-            self.policy.fed(at, job, ready, last);
+            self.policy.fed(self.now, job, ready, !writing);
         }
     }
 }

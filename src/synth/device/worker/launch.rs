@@ -1,18 +1,9 @@
 //! The step that is launched and not waited for.
 
-use std::time::{Duration, Instant};
-
-use super::{Ran, Worker, guarded, share};
+use super::{Worker, guarded, share};
 use crate::clock;
+use crate::synth::device::cycle::Launched;
 use crate::synth::{Progress, Step, SynthError, Synthesizer};
-
-/// A step that is not waited for.
-pub(super) struct Launched {
-    step: Step,
-    start: Instant,
-    /// What steps took that ran meanwhile.
-    pub(super) concurrent: Duration,
-}
 
 impl Worker<'_> {
     /// Launches `step`; runs it where that is not possible.
@@ -20,31 +11,29 @@ impl Worker<'_> {
         let start = clock::now();
         self.shared.state().spent.launched(start);
         let possible = guarded(|| self.synth.launch(&step))?;
-        let launched = Launched { step, start, concurrent: Duration::ZERO };
+        let launched = Launched::new(step, start);
         if possible {
-            self.launched = Some(launched);
+            self.shared.state().cycle.launched(launched);
             return Ok(());
         }
         self.end_launched(launched, |synth, step, progress| synth.run(step, progress))
     }
 
     /// Takes what the launched step did.
-    pub(super) fn complete(&mut self) -> Result<(), SynthError> {
-        let Some(launched) = self.launched.take() else { return Ok(()) };
+    pub(super) fn complete(&mut self, launched: Launched) -> Result<(), SynthError> {
         self.end_launched(launched, |synth, _, progress| synth.complete(progress))
     }
 
     /// Gives out what a step did, as `tell` says.
     fn end_launched(
         &mut self,
-        Launched { step, start, concurrent }: Launched,
+        launched: Launched,
         tell: impl FnOnce(&mut dyn Synthesizer, &Step, &mut Vec<Progress>) -> Result<(), SynthError>,
     ) -> Result<(), SynthError> {
+        let step = &launched.step;
         let mut progress = Vec::with_capacity(step.slots.len());
-        share(guarded(|| tell(self.synth, &step, &mut progress)), &step, &mut progress)?;
-        let end = clock::now();
-        let took = (end - start).saturating_sub(concurrent);
-        self.hand_out(&step, &Ran { start, end, took, launched: true }, progress);
+        share(guarded(|| tell(self.synth, step, &mut progress)), step, &mut progress)?;
+        self.hand_out(step, launched.ended(clock::now()), progress);
         Ok(())
     }
 
