@@ -152,23 +152,23 @@ fn keys_in_eight_bits_are_within_the_tolerances_of_the_working_precision() {
 
 /// A row's results are the same bits however many rows are multiplied with it, by every kernel that may be chosen.
 #[test]
-fn products_do_not_depend_on_the_batch() {
-    use gpu::products::{Size, disagreements};
+fn gemms_do_not_depend_on_the_batch() {
+    use gpu::gemm_checks::{Size, disagreements};
     let Some(_device) = device() else { return };
     for (n, k) in [(1152, 896), (896, 4864), (192, 64), (64, 128)] {
-        let found = disagreements(0, &hardware(), Size { n, k }).expect("the products run");
+        let found = disagreements(0, &hardware(), Size { n, k }).expect("the GEMMs run");
         assert!(found.is_empty(), "{found:#?}");
     }
 }
 
-/// What each way of running the language model's products costs.
+/// What the language model's GEMMs cost with each kernel and tile configuration.
 #[test]
 #[ignore = "measures; run it on a quiet device"]
-fn product_costs() {
-    use gpu::products::{Size, costs};
+fn gemm_costs() {
+    use gpu::gemm_checks::{Size, costs};
     let Some(_device) = device() else { return };
     let sizes = [(1152, 896), (896, 896), (9728, 896), (896, 4864), (6784, 896)].map(|(n, k)| Size { n, k });
-    for cost in costs(0, &hardware(), &sizes, &[1, 8, 16, 32, 64, 128, 256, 350]).expect("the products run") {
+    for cost in costs(0, &hardware(), &sizes, &[1, 8, 16, 32, 64, 128, 256, 350]).expect("the GEMMs run") {
         println!("{cost}");
     }
 }

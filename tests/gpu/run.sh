@@ -58,7 +58,7 @@ gpus() {
 }
 
 costs() {
-    ./gpu --nocapture --ignored product_costs
+    ./gpu --nocapture --ignored gemm_costs
     ./gpu --nocapture --ignored stage_costs
     ./gpu --nocapture --ignored kernel_costs
 }

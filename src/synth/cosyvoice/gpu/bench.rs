@@ -22,7 +22,7 @@ use crate::synth::cosyvoice::config::{SOS, TASK};
 /// One measured thing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cost {
-    /// What: `decode`, `prefill`, `flow step`, `vocode`, `copy`, `product`, or calls side by side.
+    /// What: `decode`, `prefill`, `flow step`, `vocode`, `copy`, `gemm`, or calls side by side.
     pub stage: &'static str,
     /// Rows, chunks or utterances together.
     pub width: usize,
@@ -134,7 +134,7 @@ fn median(mut times: Vec<f64>) -> f64 {
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
-/// What device `ordinal` reaches at most: a large copy (bytes read and written) and a large product.
+/// What device `ordinal` reaches at most: a large copy (bytes read and written) and a large GEMM.
 ///
 /// # Errors
 /// The device failed.
@@ -183,7 +183,7 @@ pub fn ceilings(ordinal: u32, hardware: &Hardware) -> Result<Vec<Cost>, GpuError
         }
         let flops = 2.0 * (m * n * k) as f64;
         out.push(Cost {
-            stage: "product",
+            stage: "gemm",
             width: m,
             seconds: median(times),
             flops,
@@ -280,22 +280,22 @@ impl Bench<'_> {
     }
 
     /// The language model's kernels with what each launch must at least take: every byte once at the speed of a large
-    /// copy, or its arithmetic at that of a large product. `seen`: cached positions that all rows together attend to.
+    /// copy, or its arithmetic at that of a large GEMM. `seen`: cached positions that all rows together attend to.
     fn with_floors(&self, mut kernels: Vec<KernelCost>, rows: usize, seen: usize) -> Vec<KernelCost> {
         let c = &self.acoustic.solver.config.llm;
         let (hidden, inner) = (c.hidden, c.intermediate);
         let (queries, keys) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
-        let product = |n: usize, k: usize, out: usize| {
+        let gemm = |n: usize, k: usize, out: usize| {
             let bytes = 2 * n * k + rows * (2 * k + out);
             (bytes as f64 / PEAK.1).max(2.0 * (rows * n * k) as f64 / PEAK.0)
         };
         for kernel in &mut kernels {
             let each = match kernel.name {
-                "qkv" => product(queries + 2 * keys, hidden, 4 * (queries + 2 * keys)),
-                "out" => product(hidden, queries, 10 * hidden),
-                "gate-up" => product(2 * inner, hidden, 2 * inner),
-                "down" => product(hidden, inner, 10 * hidden),
-                "head" => product(c.speech_rows(), hidden, 4 * c.speech_rows()),
+                "qkv" => gemm(queries + 2 * keys, hidden, 4 * (queries + 2 * keys)),
+                "out" => gemm(hidden, queries, 10 * hidden),
+                "gate-up" => gemm(2 * inner, hidden, 2 * inner),
+                "down" => gemm(hidden, inner, 10 * hidden),
+                "head" => gemm(c.speech_rows(), hidden, 4 * c.speech_rows()),
                 name if name.starts_with("llm_attend") => {
                     let bytes = 4 * seen * keys + rows * (4 * (queries + 2 * keys) + 2 * queries);
                     (bytes as f64 / PEAK.1).max(4.0 * (seen * queries) as f64 / PEAK.0)
@@ -373,7 +373,7 @@ impl Bench<'_> {
         }
     }
 
-    /// `width` streams that stand behind `before` blocks of their own, so that nothing is read from a cache that would
+    /// `width` streams that come after `before` blocks of their own, so that nothing is read from a cache that would
     /// not be; `None`: there is not so much memory.
     fn streams(&mut self, prompt: &FlowPrompt, before: usize, width: usize) -> Option<Vec<(u64, Stream)>> {
         let mut held = Vec::new();
@@ -458,7 +458,7 @@ impl Bench<'_> {
                     let rounds = this.steps(&voice, &held, before, 4);
                     let from = clock::now();
                     if flow {
-                        device.context.behind(|| this.acoustic.solver.flow.start(&rounds))?;
+                        device.context.low_priority(|| this.acoustic.solver.flow.start(&rounds))?;
                     }
                     if decode {
                         this.llm.decode(&[0], 13)?;

@@ -5,7 +5,7 @@
 //!
 //! [`Context::beside`] is one more stream in it, for another thread: whatever loses one of them loses both.
 //!
-//! Work goes to [`Lane::Front`] unless [`Context::behind`] says otherwise. Blocks of its launches go before those of
+//! Work goes to [`Lane::Front`] unless [`Context::low_priority`] says otherwise. Blocks of its launches go before those of
 //! [`Lane::Back`] wherever a multiprocessor has room; nothing else orders the two, so a user of both waits.
 //!
 //! # Why
@@ -73,8 +73,8 @@ pub(super) struct Context {
     raw: sys::CUcontext,
     /// By [`Lane`].
     streams: [sys::CUstream; 2],
-    /// Where work goes now: to [`Lane::Back`]?
-    behind: AtomicBool,
+    /// Whether work goes to [`Lane::Back`] now.
+    low_priority: AtomicBool,
     lost: AtomicBool,
     /// The stream that a kernel does not end on; null: none.
     hung: AtomicPtr<sys::CUstream_st>,
@@ -93,7 +93,7 @@ unsafe impl Send for Context {}
 // SAFETY: as above; the order of calls is the model's, which is used from one thread at a time.
 unsafe impl Sync for Context {}
 
-/// A context that is out of use, on its way to the thread that destroys it.
+/// A context that is out of use, handed to the thread that destroys it.
 struct AbandonedContext {
     raw: sys::CUcontext,
     /// Where a kernel goes on: the stream and the device.
@@ -205,7 +205,7 @@ impl Context {
             device,
             raw,
             streams,
-            behind: AtomicBool::new(false),
+            low_priority: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             hung: AtomicPtr::default(),
             waiting: Default::default(),
@@ -215,7 +215,7 @@ impl Context {
         }
     }
 
-    /// One stream in this context, both lanes of what is returned, for work of another thread. Its blocks go behind those
+    /// One stream in this context, both lanes of what is returned, for work of another thread. Its blocks go after those
     /// of [`Lane::Front`] and before those of [`Lane::Back`] wherever a multiprocessor has room.
     pub(super) fn beside(self: &Arc<Self>) -> Result<Self, GpuError> {
         use cu::stream::{StreamKind, create_with_priority, get_priority_range};
@@ -238,7 +238,7 @@ impl Context {
     }
 
     fn lane(&self) -> Lane {
-        if self.behind.load(Ordering::Relaxed) { Lane::Back } else { Lane::Front }
+        if self.low_priority.load(Ordering::Relaxed) { Lane::Back } else { Lane::Front }
     }
 
     /// The stream that work goes to now.
@@ -247,10 +247,10 @@ impl Context {
     }
 
     /// What `work` starts, and waits for, is on [`Lane::Back`].
-    pub(super) fn behind<T>(&self, work: impl FnOnce() -> T) -> T {
-        self.behind.store(true, Ordering::Relaxed);
+    pub(super) fn low_priority<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.low_priority.store(true, Ordering::Relaxed);
         let result = work();
-        self.behind.store(false, Ordering::Relaxed);
+        self.low_priority.store(false, Ordering::Relaxed);
         result
     }
 
@@ -340,7 +340,7 @@ impl Context {
         }
     }
 
-    /// Counts launches that were just started; waits where too many are under way.
+    /// Counts launches that were just started; waits where too many are in flight.
     pub(super) fn started(&self, launches: u32) -> Result<(), GpuError> {
         let waiting = self.waiting[self.lane() as usize].fetch_add(launches, Ordering::Relaxed) + launches;
         if waiting < QUEUE || self.recording.load(Ordering::Relaxed) {

@@ -170,7 +170,7 @@ pub(super) struct Device {
     pub(super) invariant: bool,
     /// Whether the flow keeps keys and values in 8 bits ([`Hardware::int8_keys`]).
     pub(super) int8_keys: bool,
-    /// Whether it has Hopper's warpgroup products and bulk copies, which no other generation has.
+    /// Whether it has Hopper's warpgroup MMAs and bulk copies, which no other generation has.
     pub(super) hopper: bool,
     /// How many there are: block shapes are chosen so that each has something to do.
     pub(super) multiprocessors: usize,
@@ -516,8 +516,8 @@ fn short_of(device: &Device, what: &'static str, bytes: usize) -> GpuError {
 fn identity(target: &Target) -> Result<String, GpuError> {
     let driver = libraries::driver().map_err(GpuError::Absent)?;
     // SAFETY: the library is open; the call only tells a number.
-    let products = unsafe { cudarc::cublaslt::sys::cublasLtGetVersion() };
-    Ok(format!("{driver} {} {products} {} {}", compiler::version(), target.arch, target.limit))
+    let blas = unsafe { cudarc::cublaslt::sys::cublasLtGetVersion() };
+    Ok(format!("{driver} {} {blas} {} {}", compiler::version(), target.arch, target.limit))
 }
 
 /// What device `ordinal` is to the kernels. Needs no context.

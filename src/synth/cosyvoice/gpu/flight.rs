@@ -1,10 +1,10 @@
-//! Flow and vocoder calls, and such that run behind others: started on the back stream, taken when they have ended.
+//! Flow and vocoder calls, and launched ones: started on the low-priority stream, taken when they have ended.
 //!
-//! One call is under way at a time, since what it is told and what it finds out lie in buffers of its network. A call
+//! One call is in flight at a time, since what it is told and what it finds out lie in buffers of its network. A call
 //! in front that needs them waits for it ([`Acoustic::catch_up`]); the language model has its own and does not.
 //!
 //! # Why
-//! A new turn would wait for the step under way. Behind a wide flow step its decode rounds take a quarter longer than
+//! A new turn would wait for the step in flight. Beside a wide flow step its decode rounds take a quarter longer than
 //! alone and a narrow vocoder pass a tenth, and the step is worked on meanwhile (tests/gpu/LOG.md).
 
 use std::collections::BTreeMap;
@@ -29,11 +29,11 @@ pub(super) struct Acoustic {
     pub(super) hift: Hift,
     pub(super) voices: Voices,
     pub(super) slots: BTreeMap<Slot, SlotState>,
-    /// Set while a call behind others is under way or has not been taken.
+    /// Set while a launched call is in flight or has not been taken.
     pub(super) flight: Option<Flight>,
 }
 
-/// A call behind others.
+/// A launched call.
 pub(super) struct Flight {
     call: Call,
     since: Instant,
@@ -102,7 +102,7 @@ impl Acoustic {
     }
 
     /// [`super::Backend::launch_flow`].
-    pub(super) fn start_flow_behind(&mut self, slots: &[Slot], rounds: u32) -> Result<bool, SynthError> {
+    pub(super) fn launch_flow(&mut self, slots: &[Slot], rounds: u32) -> Result<bool, SynthError> {
         // A full solve allocates and waits.
         if self.flight.is_some() || self.solver.final_chunk == FinalChunk::Reference {
             return Ok(false);
@@ -111,7 +111,7 @@ impl Acoustic {
         self.device.sync()?;
         let mut call = self.take_slots(slots);
         let device = self.device.clone();
-        if let Err(error) = device.context.behind(|| self.start_flow(&mut call, rounds)) {
+        if let Err(error) = device.context.low_priority(|| self.start_flow(&mut call, rounds)) {
             self.give_back(call, None);
             return Err(error);
         }
@@ -175,7 +175,7 @@ impl Acoustic {
     }
 
     /// [`super::Backend::launch_vocode`].
-    pub(super) fn start_vocode_behind(&mut self, slots: &[Slot]) -> Result<bool, SynthError> {
+    pub(super) fn launch_vocode(&mut self, slots: &[Slot]) -> Result<bool, SynthError> {
         if self.flight.is_some() {
             return Ok(false);
         }
@@ -183,7 +183,7 @@ impl Acoustic {
         // What it reads was written in front.
         self.device.sync()?;
         let device = self.device.clone();
-        device.context.behind(|| self.start_vocode(&mut call))?;
+        device.context.low_priority(|| self.start_vocode(&mut call))?;
         self.flight = Some(Flight { call: Call::Vocode(call), since: clock::now() });
         Ok(true)
     }
@@ -248,7 +248,7 @@ impl Acoustic {
         }
     }
 
-    /// Whether the call behind others has ended.
+    /// Whether the launched call has ended.
     pub(super) fn flight_has_ended(&self) -> Result<bool, SynthError> {
         match &self.flight {
             Some(flight) => Ok(self.device.context.has_ended(Lane::Back, flight.since)?),
@@ -256,11 +256,11 @@ impl Acoustic {
         }
     }
 
-    /// Waits for the call behind others and takes what it found out, so that its network's buffers are free.
+    /// Waits for the launched call and takes what it found out, so that its network's buffers are free.
     pub(super) fn catch_up(&mut self) -> Result<(), SynthError> {
         let Some(mut flight) = self.flight.take() else { return Ok(()) };
         let device = self.device.clone();
-        let waited = device.context.behind(|| device.sync());
+        let waited = device.context.low_priority(|| device.sync());
         match &mut flight.call {
             Call::Flow(call) => self.settle_flow(call, waited.is_ok()),
             Call::Vocode(call) if waited.is_ok() => self.settle_vocode(call),

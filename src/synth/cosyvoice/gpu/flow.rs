@@ -3,7 +3,7 @@
 //! Owns weights, folded modulation, scratch and graphs. Whose chunk is run, and where its state lies, comes with
 //! every call as [`ChunkArgs`]; what an utterance keeps is the caller's ([`super::slots`]).
 //!
-//! [`load`] makes the model, [`linear`] chooses how its products run.
+//! [`load`] makes the model, [`linear`] chooses how its GEMMs run.
 
 mod linear;
 pub(super) mod load;
@@ -47,7 +47,7 @@ struct Attend {
     tile: usize,
 }
 
-/// From many blocks, which need few warps each, to few.
+/// From those for many blocks, with few warps each, to those for few blocks.
 const ATTEND: [Attend; 5] = [
     Attend { name: "flow_attend_4x1", warps: 4, groups: 1, tile: 32 },
     Attend { name: "flow_attend_4x2", warps: 4, groups: 2, tile: 32 },
@@ -77,8 +77,8 @@ const ATTEND_STATIC: u32 = (PAGES * 8) as u32;
 /// Block shape of the position convolutions: one block has a whole sequence and a whole group of channels, because it
 /// writes the history that it reads, and nothing orders it and another.
 const POSITION_TILE: Tile = Tile::N64T64;
-/// What few chunks take in its place, so that groups of warps share the sums: the histories are then written afterwards.
-const FEW_TILE: Tile = Tile::N64T32;
+/// What narrow steps take in its place, so that groups of warps share the sums: the histories are then written afterwards.
+const NARROW_TILE: Tile = Tile::N64T32;
 
 /// `Chunk` of flow.cu.
 #[derive(Clone, Copy)]
@@ -148,7 +148,7 @@ struct Front {
     table: Buf,
     /// Weight and bias of the convolution that looks ahead, and of the one that looks back.
     ahead: [Buf; 2],
-    behind: [Buf; 2],
+    back: [Buf; 2],
     /// Weight and bias of the speaker's projection.
     speaker: (Vec<f32>, Vec<f32>),
 }
@@ -166,8 +166,8 @@ struct Scratch {
     input: Buf,
     hist: Buf,
     tiles: Buf,
-    /// As [`FEW_TILE`] needs them.
-    few_tiles: Buf,
+    /// As [`NARROW_TILE`] needs them.
+    narrow_tiles: Buf,
     h0: Buf,
     h0e: Buf,
     c1: Buf,
@@ -312,7 +312,7 @@ impl Flow {
     }
 
     /// Conditioning and noise of chunks at their first step; `used`: words of the staging memory already taken in this
-    /// call. A send of those may be under way: only words behind them are written ([`Staging::as_mut`]).
+    /// call. A send of those may be in flight: only words after them are written ([`Staging::as_mut`]).
     fn begin(&mut self, starters: &[&ChunkRun], used: usize) -> Result<usize, GpuError> {
         let f = &self.config;
         let (per, back) = (f.block / self.ratio, BACK - 1);
@@ -348,7 +348,7 @@ impl Flow {
         let shared = ((START_ROWS + BACK - 1) * f.lookahead_channels * 4) as u32;
         let grid = (per.div_ceil(START_ROWS) as u32, rows, f.input.div_ceil(START_OUTPUTS) as u32);
         start!(self.device, self.kernels.start, grid, 256, shared;
-            args, tokens, per_row as i32, per as i32, self.front.table.ptr, self.front.behind[0].ptr, self.front.behind[1].ptr, self.scratch.hidden.ptr,
+            args, tokens, per_row as i32, per as i32, self.front.table.ptr, self.front.back[0].ptr, self.front.back[1].ptr, self.scratch.hidden.ptr,
             self.front.noise.ptr, ins, ch, ratio)?;
         Ok(end)
     }
@@ -359,22 +359,22 @@ impl Flow {
         let (f, k, s) = (&self.config, &self.kernels, &self.scratch);
         let rows = width * 2 * f.block;
         let (dim, inner, chunks) = (f.dim as i32, f.inner(), self.staged.current.ptr);
-        let wide = padded(f.dit_in()) as i32;
+        let ldx = padded(f.dit_in()) as i32;
         let halo = (CONV_POS_KERNEL - 1) as i32;
         start!(self.device, k.input, (f.block as u32, 2 * width as u32, 1), 128, 0;
-            chunks, s.input.ptr, s.hist.ptr, f.spk_dim as i32, halo, wide)?;
+            chunks, s.input.ptr, s.hist.ptr, f.spk_dim as i32, halo, ldx)?;
         let base = Conv { rows: rows as i32, scale: 1.0, ..Conv::default() };
-        let first = Conv { x: s.input.ptr, ldx: wide, out: s.h0.ptr, oute: s.h0e.ptr, ldo: dim, lde: dim, ..base };
-        let few = !whole && self.few(width);
-        let (plain, tile, tiles, blocks) = match few {
-            true => (FEW_TILE, FEW_TILE, &s.few_tiles, 2 * width * f.block.div_ceil(FEW_TILE.shape().1)),
+        let first = Conv { x: s.input.ptr, ldx, out: s.h0.ptr, oute: s.h0e.ptr, ldo: dim, lde: dim, ..base };
+        let narrow = !whole && self.is_narrow(width);
+        let (plain, tile, tiles, blocks) = match narrow {
+            true => (NARROW_TILE, NARROW_TILE, &s.narrow_tiles, 2 * width * f.block.div_ceil(NARROW_TILE.shape().1)),
             false => (Tile::N64T64, POSITION_TILE, &s.tiles, 2 * width),
         };
         self.linears.gemm.conv(&self.weights.input, plain, 0, first)?;
         let position = Conv {
             tiles: tiles.ptr,
             hist_in: s.hist.ptr,
-            hist_out: if whole || few { 0 } else { s.hist.ptr },
+            hist_out: if whole || narrow { 0 } else { s.hist.ptr },
             ldx: dim,
             ldo: dim,
             lde: dim,
@@ -394,7 +394,7 @@ impl Flow {
         neighbours(s.c1.ptr, off)?;
         let two = Conv { x: s.c1.ptr, post: s.h0.ptr, out: s.h.ptr, hist_off: off, ..position };
         self.linears.gemm.conv(&self.weights.positions[1], tile, blocks, two)?;
-        if few {
+        if narrow {
             start!(self.device, k.keep, (halo as u32, 2 * width as u32, 2), 128, 0;
                 s.h0e.ptr, s.c1.ptr, s.hist.ptr, off, halo)?;
         }
@@ -402,7 +402,7 @@ impl Flow {
         let norms = self.norms(rows);
         for (n, block) in self.weights.blocks.iter().enumerate() {
             let at = 6 * n as i64;
-            // The gate of the previous block's second half is applied on the way.
+            // The gate of the previous block's second half is applied in the same pass.
             match n.checked_sub(1).and_then(|before| self.weights.blocks.get(before)) {
                 None => norms.run(None, false, [0, at, at + 1])?,
                 Some(b) => norms.run(Some(&b.down), self.linears.shares(&b.down, rows), [at - 1, at, at + 1])?,
@@ -449,9 +449,9 @@ impl Flow {
         }
     }
 
-    /// Whether so few chunks leave multiprocessors idle that smaller blocks are faster: their sums may differ.
-    fn few(&self, width: usize) -> bool {
-        let (f, (outputs, positions)) = (&self.config, FEW_TILE.shape());
+    /// Whether `width` chunks leave so many multiprocessors idle that smaller blocks are faster: their sums may differ.
+    fn is_narrow(&self, width: usize) -> bool {
+        let (f, (outputs, positions)) = (&self.config, NARROW_TILE.shape());
         let blocks = 2 * width * f.block.div_ceil(positions) * f.dim.div_ceil(outputs);
         let kept = f.block >= CONV_POS_KERNEL - 1;
         let plain = self.linears.gemm.elt == Elt::F32 || self.device.invariant;
@@ -473,9 +473,9 @@ impl Flow {
         let shared = |which: usize| ATTEND[which].shared(f.head_dim, self.device.int8_keys);
         let fits = |which: &usize| shared(*which) + ATTEND_STATIC <= self.device.shared;
         let which = (0..=wanted).rev().find(fits).unwrap_or(0);
-        let way = &ATTEND[which];
-        let grid = (heads, rows, way.blocks() as u32);
-        (self.kernels.attend[which], grid, (32 * way.warps * way.groups) as u32, shared(which))
+        let cut = &ATTEND[which];
+        let grid = (heads, rows, cut.blocks() as u32);
+        (self.kernels.attend[which], grid, (32 * cut.warps * cut.groups) as u32, shared(which))
     }
 
     /// Makes plans and graphs for steps of up to `most` utterances, which may have several blocks in a step.
@@ -495,7 +495,7 @@ impl Flow {
         Ok(())
     }
 
-    /// Plans for the products of steps of `width` chunks.
+    /// Plans for the GEMMs of steps of `width` chunks.
     fn prepare(&mut self, width: usize) -> Result<(), GpuError> {
         let (s, rows) = (&self.scratch, width * 2 * self.config.block);
         let norms = Norms {
@@ -529,7 +529,7 @@ struct Norms<'a> {
     weights: &'a Weights,
     scratch: &'a Scratch,
     chunks: u64,
-    /// Where shared products leave their parts, and values from one to the next.
+    /// Where GEMMs whose inputs are shared leave their parts, and values from one to the next.
     parts: (u64, i64),
     config: &'a FlowConfig,
     elt: Elt,
@@ -537,8 +537,8 @@ struct Norms<'a> {
 }
 
 impl Norms<'_> {
-    /// Adds what the product `y` left to the residual stream, as parts where it `shares`, and puts the norm of it where
-    /// products read. `modulation`: which rows of it are gate, shift and scale.
+    /// Adds what the GEMM `y` left to the residual stream, as parts where it `shares`, and puts the norm of it where
+    /// GEMMs read. `modulation`: which rows of it are gate, shift and scale.
     fn run(&self, y: Option<&Linear>, shares: bool, modulation: [i64; 3]) -> Result<(), GpuError> {
         let (f, s, mods) = (self.config, self.scratch, self.weights.modulation.ptr);
         let d = f.dim as i64;
@@ -558,7 +558,7 @@ impl Norms<'_> {
     }
 }
 
-/// Bytes of a head's keys, or values, of a block at one Euler step; in 8 bits with a scale for each frame behind them.
+/// Bytes of a head's keys, or values, of a block at one Euler step; in 8 bits with a scale for each frame after them.
 fn head_bytes(f: &FlowConfig, elt: Elt, int8: bool) -> usize {
     match int8 {
         true => (f.block * (f.head_dim + 4)).next_multiple_of(16),

@@ -1,24 +1,24 @@
-//! Products and causal convolutions with packed weights: chooses the kernel of gemm.cu and fills its parameters.
+//! GEMMs and causal convolutions with packed weights: chooses the kernel of gemm.cu and fills its parameters.
 //!
 //! # Why
 //! The language model's sums run in one order whatever the batch ([`Gemm::linear`]), so a token does not depend on
-//! what else is decoded. On Hopper many rows go through warpgroup products ([`Gemm::wide`]), whose sums are the same
+//! what else is decoded. On Hopper many rows go through warpgroup GEMMs ([`Gemm::warpgroup`]), whose sums are the same
 //! bits; on any other device, through the kernels that split. cuBLASLt picks
-//! kernels by shape and cannot promise that; it serves the flow alone. Because the ways of a wide product give the same
-//! bits, which one runs may be timed at every load.
+//! kernels by shape and cannot promise that; it serves the flow alone. Because all tile configurations of a warpgroup GEMM
+//! give the same bits, which one runs may be timed at every load.
 
 mod tiles;
 
 use std::sync::Arc;
 
 use self::tiles::{Groups, Room, Window};
-pub(super) use self::tiles::{PARTS, PLAIN, Tile, TileEntry, WHOLE_PARTS, WIDE, Wide};
+pub(super) use self::tiles::{PARTS, PLAIN, Tile, TileEntry, WARPGROUP_TILES, WHOLE_PARTS, WarpgroupTile};
 use super::device::{Device, Elt, GpuError, Kernel, start};
 use super::mirror::mirrored;
 use super::units;
 use super::weights::Packed;
 
-/// What happens to a result before it is stored; values are those of product.cuh.
+/// What happens to a result before it is stored; values are those of gemm.cuh.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(i32)]
 pub(super) enum Act {
@@ -31,9 +31,9 @@ pub(super) enum Act {
     Gelu = 5,
 }
 
-/// `Conv` of product.cuh. Null pointers leave a feature out.
+/// `Conv` of gemm.cuh. Null pointers leave a feature out.
 ///
-/// Why this struct is large: one kernel does every convolution and product, and this is all it is told.
+/// Why this struct is large: one kernel does every convolution and GEMM, and this is all it is told.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(super) struct Conv {
@@ -72,7 +72,7 @@ mirrored!(Conv as "Conv" {
     taps, dil, n, group, act, scale, slope, eps, kreal,
 });
 
-/// Sums of squares of rows, `[part][rows]` as wide.cu has them: those of the inputs, which a norm needs, and where
+/// Sums of squares of rows, `[part][rows]` as warpgroup.cu has them: those of the inputs, which a norm needs, and where
 /// those of the results go. Null: none.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Squares {
@@ -85,7 +85,7 @@ pub(super) fn defines(shared: u32) -> [(&'static str, i64); 3] {
     Room::of(shared).defines()
 }
 
-/// The kernels of gemm.cu and gemv.cu and, on Hopper, of wide.cu.
+/// The kernels of gemm.cu and gemv.cu and, on Hopper, of warpgroup.cu.
 pub(super) struct Gemm {
     device: Arc<Device>,
     pub(super) elt: Elt,
@@ -96,19 +96,19 @@ pub(super) struct Gemm {
     /// 64 x 32 for few blocks, by what [`Groups`] says; then for three at once.
     grouped: [[Kernel; 2]; 2],
     gemv: [Kernel; 5],
-    /// On Hopper: `gemv` with all of a block's weights under way, for short inputs and for long ones.
+    /// On Hopper: `gemv` with all of a block's weights in flight, for short inputs and for long ones.
     ahead: Option<[Kernel; 2]>,
     rms: Kernel,
-    wide: Option<([Kernel; WIDE.len()], Kernel)>,
+    warpgroup: Option<([Kernel; WARPGROUP_TILES.len()], Kernel)>,
 }
 
 /// Most rows that go through `gemv`.
 pub(super) const NARROW: usize = 32;
-/// Most rows that do where there are wide products.
-const FEW: usize = 8;
-/// Inputs up to which few rows need few registers.
+/// Most rows that do where there are warpgroup GEMMs.
+const SKINNY: usize = 8;
+/// Inputs up to which a skinny GEMM needs few registers.
 const SHORT: usize = 1024;
-/// Most shared memory that weights under way may take, tiles of a block, and inputs, as in gemv.cu.
+/// Most shared memory that weights in flight may take, tiles of a block, and inputs, as in gemv.cu.
 const AHEAD_SHARED: u32 = 200 << 10;
 const AHEAD_TILES: usize = 8;
 const AHEAD_INPUTS: usize = 5 * 64 * PARTS;
@@ -130,7 +130,7 @@ impl Gemm {
                 gemv: [plain; 5],
                 ahead: None,
                 rms,
-                wide: None,
+                warpgroup: None,
             });
         }
         let conv = |name: &'static str| module.kernel(name, room.bytes);
@@ -163,41 +163,41 @@ impl Gemm {
                 None
             },
             rms,
-            wide: None,
+            warpgroup: None,
         })
     }
 
-    /// As [`Self::new`], with the products for many rows where the device has them.
-    pub(super) fn with_wide(device: &Arc<Device>, elt: Elt) -> Result<Self, GpuError> {
+    /// As [`Self::new`], with warpgroup GEMMs where the device has them.
+    pub(super) fn with_warpgroup(device: &Arc<Device>, elt: Elt) -> Result<Self, GpuError> {
         let mut this = Self::new(device, elt)?;
         if device.hopper && elt != Elt::F32 {
-            let module = device.compile(&units::WIDE, elt, &[])?;
-            let mut all = [this.rms; WIDE.len()];
-            for (to, way) in all.iter_mut().zip(WIDE) {
-                *to = module.kernel(way.kernel(), way.shared())?;
+            let module = device.compile(&units::WARPGROUP, elt, &[])?;
+            let mut all = [this.rms; WARPGROUP_TILES.len()];
+            for (to, tile) in all.iter_mut().zip(WARPGROUP_TILES) {
+                *to = module.kernel(tile.kernel(), tile.shared())?;
             }
-            this.wide = Some((all, module.kernel("wide_squares", 0)?));
+            this.warpgroup = Some((all, module.kernel("warpgroup_squares", 0)?));
         }
         Ok(this)
     }
 
-    /// Whether operands of `rows` rows are to be tiled, for [`Self::wide`]; else [`Self::linear`].
+    /// Whether operands of `rows` rows are to be tiled, for [`Self::warpgroup`]; else [`Self::linear`].
     pub(super) fn tiled(&self, rows: usize) -> bool {
-        self.wide.is_some() && rows > FEW
+        self.warpgroup.is_some() && rows > SKINNY
     }
 
     /// As [`Self::linear`], to the bit, for tiled operands (common.cuh): `p.ldx` and `p.lde` are the rows that there
     /// is room for, a multiple of 128 as the tallest blocks. Only where [`Self::tiled`], for weights with a tiled copy.
-    pub(super) fn wide(
+    pub(super) fn warpgroup(
         &self,
         w: &Packed,
         p: Conv,
         norm: Option<(f32, usize)>,
         squares: Squares,
-        way: Wide,
+        tile: WarpgroupTile,
     ) -> Result<(), GpuError> {
-        let (Some((kernels, _)), Some(tiled)) = (&self.wide, &w.tiled) else {
-            return Err(GpuError::Model("tiled products need a Hopper device and tiled weights".into()));
+        let (Some((kernels, _)), Some(tiled)) = (&self.warpgroup, &w.tiled) else {
+            return Err(GpuError::Model("tiled GEMMs need a Hopper device and tiled weights".into()));
         };
         let (eps, width) = norm.unwrap_or((0.0, 0));
         let p = Conv {
@@ -209,11 +209,11 @@ impl Gemm {
             kreal: width as i32,
             ..p
         };
-        if !way.fits(w) {
-            return Err(GpuError::Model(format!("{way:?} is not for {} inputs", w.cin)));
+        if !tile.fits(w) {
+            return Err(GpuError::Model(format!("{tile:?} is not for {} inputs", w.cin)));
         }
-        let (outputs, rows, _) = way.shape();
-        let cluster = way.cluster();
+        let (outputs, rows, _) = tile.shape();
+        let cluster = tile.cluster();
         let grid = (cluster, (p.rows as usize).div_ceil(rows) as u32, w.n.div_ceil(outputs) as u32);
         let Squares { inputs, results } = squares;
         let args = [
@@ -223,13 +223,20 @@ impl Gemm {
         ];
         // SAFETY: the kernels' parameters are a `Conv` and two addresses; all are of buffers of the calling model.
         unsafe {
-            self.device.launch(kernels[way as usize].called(w.name), cluster, grid, way.threads(), way.shared(), &args)
+            self.device.launch(
+                kernels[tile as usize].called(w.name),
+                cluster,
+                grid,
+                tile.threads(),
+                tile.shared(),
+                &args,
+            )
         }
     }
 
-    /// Squares of `rows` tiled rows at `x`, in a layout `height` rows high, that no product handed on.
+    /// Squares of `rows` tiled rows at `x`, in a layout `height` rows high, that no GEMM handed on.
     pub(super) fn squares(&self, x: u64, out: u64, height: usize, rows: usize, k: usize) -> Result<(), GpuError> {
-        let Some((_, squares)) = self.wide else {
+        let Some((_, squares)) = self.warpgroup else {
             return Err(GpuError::Model("tiled operands need a Hopper device".into()));
         };
         let grid = (rows.div_ceil(64) as u32, PARTS as u32, 1);
@@ -253,9 +260,9 @@ impl Gemm {
         let Some(kernel) = self.three.get(which).filter(|_| self.elt != Elt::F32 && convs.len() <= 3) else {
             return convs.iter().try_for_each(|(w, p)| self.conv(w, tile, blocks, *p));
         };
-        let (wide, positions) = tile.shape();
+        let (each, positions) = tile.shape();
         let outputs = convs.iter().map(|(w, _)| w.n).max().unwrap_or(0);
-        let grid = (blocks as u32, outputs.div_ceil(wide) as u32, convs.len() as u32);
+        let grid = (blocks as u32, outputs.div_ceil(each) as u32, convs.len() as u32);
         let shared =
             |groups| convs.iter().map(|(w, _)| Window::of(w).shared(tile, groups, self.room)).max().unwrap_or(0);
         let groups = self.groups(tile, grid, shared);
@@ -362,10 +369,10 @@ impl Gemm {
             let (tiles, at_once) = (w.n / 16, self.device.multiprocessors * if which > 2 { 2 } else { 1 });
             let each = tiles.div_ceil(at_once);
             let grid = tiles.div_ceil(each);
-            // Where a multiprocessor's blocks have room for all of their weights, these are on their way from the start.
+            // Where a multiprocessor's blocks have room for all of their weights, these are in flight from the start.
             let (shared, blocks) = (each * w.cin * 32, if which > 2 { 2 } else { 1 });
             if let Some(kernels) = &self.ahead
-                && rows <= FEW
+                && rows <= SKINNY
                 && each <= AHEAD_TILES
                 && w.cin <= AHEAD_INPUTS
                 && shared * blocks <= AHEAD_SHARED as usize

@@ -39,8 +39,8 @@ const BLOCKS: usize = 3;
 const PAGES: usize = 8;
 /// Frames of tones kept.
 const RING: usize = 128;
-/// Frames of a pass below which blocks of its first products are short.
-const FEW_FRAMES: usize = 256;
+/// Frames of a pass below which blocks of its first GEMMs are short.
+const SHORT_PASS: usize = 256;
 /// Utterances of a pass that a graph is recorded for, and frames of each on average. Wider passes take so long that
 /// starting their launches one by one costs nothing.
 const RECORDED: ([usize; 4], [usize; 3]) = ([1, 2, 4, 8], [16, 32, FRAMES]);
@@ -404,7 +404,7 @@ impl Hift {
         Ok(Pass(parts))
     }
 
-    /// The samples of a pass that has ended, behind what is in `out`; `None` for a piece whose values are no longer
+    /// The samples of a pass that has ended, appended to `out`; `None` for a piece whose values are no longer
     /// finite.
     pub(super) fn take(&mut self, pass: Pass, out: &mut [Option<Vec<f32>>]) {
         let pcm = self.pcm.as_mut::<f32>();
@@ -435,7 +435,7 @@ impl Hift {
         let same = self.device.invariant;
         let f0 = if same { F0_SAME } else { f0_shape(f0_frames, self.device.shared) };
         // Short blocks while there are too few long ones to go round.
-        let mut tiles = vec![LOW_SHAPES[usize::from(same || frames >= FEW_FRAMES)]];
+        let mut tiles = vec![LOW_SHAPES[usize::from(same || frames >= SHORT_PASS)]];
         // Two a multiprocessor keep the device busy.
         let enough = 2 * self.device.multiprocessors;
         // Each utterance's last block may be short, and at the last rate it may have a step more.

@@ -3,7 +3,7 @@
 //! Every allocation is booked under a [`Part`] when it is made and taken off when it is freed. What the driver takes
 //! by itself (its context, code, recorded graphs, rounding) cannot be seen from outside: it is measured, once, as
 //! what the driver says is used less what is booked. So the parts add up to the driver's figure as long as nothing
-//! is allocated behind the ledger's back, which is what the comparison at full load shows.
+//! is allocated without the ledger, which is what the comparison at full load shows.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -27,15 +27,15 @@ const LEAST_DRIVER: i32 = 12_040;
 pub enum Component {
     /// `libnvrtc`, the run-time compiler.
     Compiler,
-    /// `libcublasLt`, large products.
-    Products,
+    /// `libcublasLt`, large GEMMs.
+    Blas,
 }
 
 impl Component {
     pub(super) fn stem(self) -> &'static str {
         match self {
             Component::Compiler => "nvrtc",
-            Component::Products => "cublasLt",
+            Component::Blas => "cublasLt",
         }
     }
 
@@ -43,7 +43,7 @@ impl Component {
     fn remedy(self, major: u32) -> String {
         let package = match self {
             Component::Compiler => "nvidia-cuda-nvrtc",
-            Component::Products => "nvidia-cublas",
+            Component::Blas => "nvidia-cublas",
         };
         let suffix = if major >= 13 { String::new() } else { format!("-cu{major}") };
         format!("`pip install {package}{suffix}`")
@@ -107,7 +107,7 @@ fn number(version: i32) -> String {
 /// What is missing and the command that brings it, in one line.
 pub(super) fn open() -> Result<(), String> {
     let driver = driver()?;
-    for part in [Component::Compiler, Component::Products] {
+    for part in [Component::Compiler, Component::Blas] {
         if !opened(part, Some(driver)) {
             let major = (driver / 1000) as u32;
             return Err(format!("no GPU engine: lib{} is not found: {}", part.stem(), part.remedy(major)));
@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn a_missing_library_is_named_with_the_command_that_brings_it() {
         assert_eq!(Component::Compiler.remedy(13), "`pip install nvidia-cuda-nvrtc`");
-        assert_eq!(Component::Products.remedy(12), "`pip install nvidia-cublas-cu12`");
+        assert_eq!(Component::Blas.remedy(12), "`pip install nvidia-cublas-cu12`");
         assert_eq!(number(12_040), "12.4");
     }
 }

@@ -7,9 +7,9 @@
 //! [`load`] makes the model, [`network`] runs its layers and chooses how they multiply.
 //!
 //! # Why
-//! RMSNorm costs no pass of its own: its weights are folded into the product that follows, and its scale is a
-//! factor per row that the product finds out while it reads the row. Wide products get its sum of squares from the
-//! product that made the row.
+//! RMSNorm costs no pass of its own: its weights are folded into the GEMM that follows, and its scale is a
+//! factor per row that the GEMM finds out while it reads the row. A warpgroup GEMM gets its sum of squares from the
+//! GEMM that made the row.
 
 pub(super) mod load;
 mod network;
@@ -17,7 +17,7 @@ mod network;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use self::network::{Args, Network, Product};
+use self::network::{Args, Network, Projection};
 use super::device::{Buf, Device, GpuError, Graph, Staging, start};
 use super::mirror::{Layout, mirrored};
 use crate::synth::cosyvoice::backend::{Controls, Embed, MinLength, Sampling, Stretch};
@@ -29,7 +29,7 @@ pub(super) const WIDTHS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 25
 pub(super) const ROUNDS: usize = 32;
 /// Positions of one prefill pass.
 const PASS: usize = 4096;
-/// Warps of an attention block, each with buffers of sixteen keys and values: two, or four for few rows.
+/// Warps of an attention block, each with buffers of sixteen keys and values: two, or four where there are few rows.
 const ATTEND_WARPS: usize = 8;
 /// Scores of a row that can be sampled from, as in sample.cu.
 const SAMPLED: usize = 8192;
@@ -137,9 +137,9 @@ impl Llm {
         Feeding { slot, from: 0, ids: prefix, seq, forced: sampling.forced.as_deref() }
     }
 
-    /// `ids` behind what is in a slot's cache, and what is sampled behind them: as a [`Stretch`] says, whose `input` counts
+    /// `ids` after what is in a slot's cache, and what is sampled after them: as a [`Stretch`] says, whose `input` counts
     /// for nothing here.
-    pub(super) fn behind<'a>(
+    pub(super) fn appended<'a>(
         &self,
         slot: usize,
         from: usize,
@@ -183,7 +183,7 @@ impl Llm {
         self.feed(&rows)
     }
 
-    /// Feeds ids to slots, each behind what its cache has: as many launches as a pass has kernels (six a layer), whatever
+    /// Feeds ids to slots, each after what its cache has: as many launches as a pass has kernels (six a layer), whatever
     /// the number of slots, and a copy a slot.
     pub(super) fn feed(&mut self, rows: &[Feeding<'_>]) -> Result<(), GpuError> {
         let mut at = 0usize;
@@ -252,7 +252,7 @@ impl Llm {
         }
     }
 
-    /// Puts a slot behind `sequence`, of which all but the last position is in its cache.
+    /// Puts a slot at the end of `sequence`, of which all but the last position is in its cache.
     pub(super) fn rewind(&mut self, slot: usize, sequence: &[Embed], sampling: &Sampling) -> Result<(), GpuError> {
         let seq = self.sequence(sequence, sampling);
         self.device.write(self.network.args.seq + (slot * size_of::<Seq>()) as u64, &[seq])
@@ -270,7 +270,7 @@ impl Llm {
 
     fn round(&self, width: usize) -> Result<(), GpuError> {
         self.network.run(width, false)?;
-        self.network.product(Product::Head, 0, width)?;
+        self.network.project(Projection::Head, 0, width)?;
         let scores = self.network.config.speech_rows();
         let counts = self.rows.dev.ptr + 4 * WIDTHS[WIDTHS.len() - 1] as u64;
         let shared = (scores * 4) as u32;
@@ -278,7 +278,7 @@ impl Llm {
             self.network.args, self.sampler, self.network.scratch.logits.ptr, scores as i32, self.network.head.n as i32, self.results.dev.ptr, counts, ROUNDS as i32)
     }
 
-    /// Times the ways of wide products and records the rounds of every width.
+    /// Times the tile configurations of warpgroup GEMMs and records the rounds of every width.
     pub(super) fn warm_up(&mut self, most: usize) -> Result<(), GpuError> {
         self.network.tune_all()?;
         for width in WIDTHS.into_iter().filter(|&w| w < most * 2) {
@@ -353,7 +353,7 @@ fn input(id: &Embed) -> u32 {
     }
 }
 
-/// The first input of decoding behind `ids`.
+/// The first input of decoding after `ids`.
 fn first_input(ids: &[Embed]) -> u32 {
     ids.last().map_or(SPEECH_BIT, input)
 }

@@ -1,4 +1,4 @@
-//! Large products of the flow through cuBLASLt: one plan per shape, tuned the first time in a process.
+//! Large GEMMs of the flow through cuBLASLt: one plan per shape, tuned the first time in a process.
 //!
 //! `y[m, n] = act(x[m, k] w[n, k]^T + bias[n])`, all row-major 16 bit, sums in single precision, never split over k.
 
@@ -32,7 +32,7 @@ impl Finding for sys::cublasLtMatmulAlgo_t {
     }
 }
 
-/// Which product.
+/// Which GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Shape {
     pub(super) m: usize,
@@ -42,7 +42,7 @@ pub(super) struct Shape {
     pub(super) gelu: bool,
 }
 
-/// Operands of one product: device addresses.
+/// Operands of one GEMM: device addresses.
 #[derive(Clone, Copy)]
 pub(super) struct Operands {
     pub(super) x: u64,
@@ -80,7 +80,7 @@ impl Lt {
         let kind = match elt {
             Elt::Bf16 => sys::cudaDataType::CUDA_R_16BF,
             Elt::F16 => sys::cudaDataType::CUDA_R_16F,
-            Elt::F32 => return Err(GpuError::Model("single precision products do not go through cuBLASLt".into())),
+            Elt::F32 => return Err(GpuError::Model("single precision GEMMs do not go through cuBLASLt".into())),
         };
         let workspace = device.alloc("cuBLASLt workspace", WORKSPACE)?;
         Ok(Self {
@@ -195,10 +195,10 @@ impl Lt {
                 best = Some((times[1], candidate.algo));
             }
         }
-        best.map(|(_, algo)| algo).ok_or_else(|| GpuError::Blas("no algorithm for a product".into()))
+        best.map(|(_, algo)| algo).ok_or_else(|| GpuError::Blas("no algorithm for a GEMM".into()))
     }
 
-    /// Starts a product whose plan was made.
+    /// Starts a GEMM whose plan was made.
     pub(super) fn run(&self, shape: Shape, on: Operands) -> Result<(), GpuError> {
         match self.plans.get(&shape) {
             Some(plan) => {

@@ -2,7 +2,7 @@
 //! that the declarations agree.
 //!
 //! In Rust, [`mirrored`] refuses a struct with padding, whose bytes the host may not read as words, and a list that
-//! leaves a field out. [`checks`] writes the sizes and the order that Rust has as assertions behind the CUDA source.
+//! leaves a field out. [`checks`] writes the sizes and the order that Rust has as assertions at the end of the CUDA source.
 
 use std::fmt::Write;
 

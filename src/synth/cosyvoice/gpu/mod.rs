@@ -4,9 +4,9 @@
 //! build, and [`absent`] says in one line why there is no GPU engine. [`target`] says what is compiled for which
 //! architecture, [`compiler`] compiles it, [`facts`] is what the driver says of a device. [`context`] owns the driver's
 //! context and every wait, [`device`] memory and launches, [`units`] the sources and [`mirror`] the structs that they share
-//! with Rust, [`gemm`] products and convolutions, [`lt`] the flow's large products, [`tuned`] what was found fastest,
+//! with Rust, [`gemm`] products of matrices (GEMMs) and convolutions, [`lt`] the flow's large GEMMs, [`tuned`] what was found fastest,
 //! [`llm`], [`flow`] and [`hift`] one network each, [`solver`] streams through the flow, [`flight`] calls of the last two
-//! behind others, [`slabs`] the flow's memory, [`slots`] what the host knows of each utterance and [`voices`] of each voice,
+//! at low priority, [`slabs`] the flow's memory, [`slots`] what the host knows of each utterance and [`voices`] of each voice,
 //! [`ledger`] who holds the device's memory, `faults` what tests make go wrong. [`whisper`] is a recogniser that may be
 //! loaded beside the voice.
 //!
@@ -27,7 +27,7 @@
 //! - Only new frames are computed. Keys and values of the flow live per (Euler step, layer, guidance row) in slabs
 //!   of one block; a voice's prompt blocks are solved once and shared.
 //! - The language model's sums have one order whatever the batch, so a seed's tokens are the same alone and in
-//!   company. The flow's large products may round differently at another width, since cuBLASLt picks by shape, and so
+//!   company. The flow's large GEMMs may round differently at another width, since cuBLASLt picks by shape, and so
 //!   may the vocoder, whose narrow passes share their sums among warps. What was found fastest is kept ([`tuned`]), so
 //!   that a reload in the same process gives the same audio.
 
@@ -44,6 +44,7 @@ mod faults;
 mod flight;
 mod flow;
 mod gemm;
+pub mod gemm_checks;
 mod hift;
 mod ledger;
 pub mod libraries;
@@ -51,7 +52,6 @@ mod llm;
 mod lt;
 mod mirror;
 mod probe;
-pub mod products;
 mod slabs;
 mod slots;
 mod solver;
@@ -101,7 +101,7 @@ const SLOTS: std::ops::RangeInclusive<u64> = 8..=256;
 const SLOT_BYTES: u64 = 256 << 20;
 /// Positions of a language model slot unless memory is short.
 const POSITIONS: usize = 2048;
-/// Least speech ids that an utterance must have room for behind its prefix.
+/// Least speech ids that an utterance must have room for after its prefix.
 const LEAST_SPEECH: usize = 25;
 /// Share of the memory left after loading that slabs take; the rest is the driver's.
 const SLAB_SHARE: f64 = 0.94;
@@ -308,8 +308,8 @@ fn slots_for(free: u64) -> u32 {
     (free / SLOT_BYTES).clamp(*SLOTS.start(), *SLOTS.end()) as u32
 }
 
-/// Speech ids that an utterance may have at most: what it asked for, or what there is room for behind a prefix of `prefix`
-/// of `positions` positions, and behind `prompt` of the `flow` tokens that the flow has blocks for.
+/// Speech ids that an utterance may have at most: what it asked for, or what there is room for after a prefix of `prefix`
+/// of `positions` positions, and after `prompt` of the `flow` tokens that the flow has blocks for.
 ///
 /// # Errors
 /// There is room for next to nothing.
@@ -405,7 +405,7 @@ impl Backend for GpuBackend {
             let (number, sampling) = (slot.0 as usize, &state.request.sampling);
             match &state.written {
                 Some(written @ Written { input, stretch: Some(stretch), .. }) if !input.is_empty() => {
-                    rows.push(self.llm.behind(number, written.from(), input, sampling.key, stretch));
+                    rows.push(self.llm.appended(number, written.from(), input, sampling.key, stretch));
                 }
                 Some(_) => {}
                 None if state.request.prefix.is_empty() => {}
@@ -522,11 +522,11 @@ impl Backend for GpuBackend {
     }
 
     fn launch_flow(&mut self, slots: &[Slot], rounds: u32) -> Result<bool, SynthError> {
-        self.acoustic.start_flow_behind(slots, rounds)
+        self.acoustic.launch_flow(slots, rounds)
     }
 
     fn launch_vocode(&mut self, slots: &[Slot]) -> Result<bool, SynthError> {
-        self.acoustic.start_vocode_behind(slots)
+        self.acoustic.launch_vocode(slots)
     }
 
     fn poll(&mut self) -> Result<bool, SynthError> {

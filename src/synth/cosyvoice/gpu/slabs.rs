@@ -5,7 +5,7 @@
 //!
 //! # Why
 //! Later blocks read a block's keys and values at the step that they are at themselves. Where more blocks will follow, that
-//! is any step, and the block has a slab of its own. The last blocks of an utterance run one step behind each other, so
+//! is any step, and the block has a slab of its own. The last blocks of an utterance run one step after each other, so
 //! what the first of `n` wrote is read for `n - 1` rounds more and never again: it needs `n` steps' memory and not all of
 //! them, its neighbour one less, and the last one step's. [`pack`] puts several of them into a slab: with ten steps, four
 //! blocks into one and seven into three. Each second of speech takes 90 MB otherwise, at full
@@ -46,13 +46,13 @@ impl Place {
     }
 }
 
-/// How the last `blocks` of an utterance share slabs, each for as many steps as are read behind it; slabs are counted from
+/// How the last `blocks` of an utterance share slabs, each for as many steps as are read after it; slabs are counted from
 /// none on, in the order in which they are first used.
 pub(super) fn pack(blocks: usize, steps: usize) -> Vec<Place> {
     // Steps and parts that are taken of each slab.
     let mut taken: Vec<(usize, usize)> = Vec::new();
-    let place = |behind: usize| {
-        let needed = (blocks - behind).min(steps);
+    let place = |before: usize| {
+        let needed = (blocks - before).min(steps);
         let fits = |(used, parts): &(usize, usize)| used + needed <= steps && *parts < PARTS;
         let slab = taken.iter().position(fits).unwrap_or_else(|| {
             taken.push((0, 0));

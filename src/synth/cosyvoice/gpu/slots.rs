@@ -48,7 +48,7 @@ impl Stretched {
         Some(Self { respeed, ended: false, pages: Vec::new(), frames: 0, tail: Vec::new() })
     }
 
-    /// Adds frames behind those that lie there.
+    /// Appends frames to those that lie there.
     pub(super) fn append(
         &mut self,
         device: &Arc<Device>,
@@ -87,7 +87,7 @@ pub(super) struct Written {
     unfed: Option<u32>,
     /// What is fed in the next prefill.
     pub(super) input: Vec<Embed>,
-    /// What is sampled behind that.
+    /// What is sampled after that.
     pub(super) stretch: Option<Stretch>,
 }
 
@@ -131,7 +131,7 @@ impl Written {
             None if stretch.most == 0 => End::Length,
             None => return None,
         };
-        // A control id is not fed, so that nothing is left over behind it.
+        // A control id is not fed, so that nothing is left over after it.
         self.unfed = tokens.last().copied().filter(|_| control.is_none());
         self.stretch = None;
         Some(end)
@@ -147,7 +147,7 @@ pub(super) struct Stream {
     settled: usize,
     /// Frames of finished windows, prompt included.
     pub(super) done: usize,
-    /// Windows under way, in order; each is at least one step behind the one before it.
+    /// Windows in flight, in order; each is at least one step later than the one before it.
     windows: VecDeque<Window>,
     /// One a block.
     pub(super) places: Vec<Place>,
@@ -180,7 +180,7 @@ pub(super) struct Next {
 }
 
 impl Stream {
-    /// A stream behind `tokens`, whose first blocks may be shared.
+    /// A stream that goes on after `tokens`, whose first blocks may be shared.
     pub(super) fn new(
         tokens: Vec<u32>,
         shared: &[Slab],
@@ -219,7 +219,7 @@ impl Stream {
         self.tokens.len().saturating_sub(ahead) * self.ratio
     }
 
-    /// End of what is done or under way.
+    /// End of what is done or in flight.
     fn begun(&self) -> usize {
         self.windows.back().map_or(self.done, |w| w.start + w.frames)
     }
@@ -227,7 +227,7 @@ impl Stream {
     /// Rounds until everything pushed so far is out, if windows never wait for room.
     pub(super) fn pending(&self) -> usize {
         let (ready, begun) = (self.ready(), self.begun());
-        // Each ends a round behind the one before it at the earliest.
+        // Each ends a round after the one before it at the earliest.
         let in_flight = self.windows.iter().fold(0, |rounds, w| (self.steps - w.step).max(rounds + 1));
         if begun >= ready {
             return in_flight;
@@ -240,7 +240,7 @@ impl Stream {
         } else {
             ((ready - begun) / self.block, false)
         };
-        // The first of them starts beside the last one under way, once that has made a step; each further one a
+        // The first of them starts beside the last one in flight, once that has made a step; each further one a
         // round later.
         let chain = match (windows, last) {
             (0, _) => in_flight,
@@ -271,11 +271,11 @@ impl Stream {
     }
 
     /// The chunks of the next round, at most `most`, of those that end at or before frame `limit`: of each window
-    /// under way its next Euler step, and the first of a new one behind them. Takes the slabs they need. Each call
+    /// in flight its next Euler step, and the first of a new one after them. Takes the slabs they need. Each call
     /// stands for one round that will be run.
     ///
     /// # Why
-    /// A block at some Euler step sees earlier blocks at the same step only. So one that is a step behind its
+    /// A block at some Euler step sees earlier blocks at the same step only. So one that is a step later than its
     /// neighbour can be computed beside it: `n` blocks take `10 + n - 1` rounds, not `10 n`, with the same values.
     /// Once the last tokens are there, the blocks that are left begin together and share slabs ([`pack`]): none of them
     /// gets further ahead of the last than its part of a slab has steps.
@@ -284,7 +284,7 @@ impl Stream {
         if free
             && self.windows.len() < most
             && let Err(e) = self.start_windows(limit, slabs)
-            // Those under way can go on, and others may give memory back meanwhile.
+            // Those in flight can go on, and others may give memory back meanwhile.
             && self.windows.is_empty()
         {
             return Err(e);
@@ -365,7 +365,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Takes a slab for each of so many blocks more, as if they had begun: what is measured stands behind them.
+    /// Takes a slab for each of so many blocks more, as if they had begun: what is measured comes after them.
     pub(super) fn take_blocks(&mut self, blocks: usize, slabs: &mut impl Pool) -> Result<(), SynthError> {
         let new = take(slabs, blocks)?;
         self.places.extend(new.iter().map(|&slab| Place::whole(slab, self.steps)));

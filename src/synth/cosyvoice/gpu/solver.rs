@@ -37,7 +37,7 @@ pub(super) struct Solver {
 }
 
 impl Solver {
-    /// A stream behind a prompt, whose first blocks may be shared.
+    /// A stream that goes on after a prompt, whose first blocks may be shared.
     pub(super) fn stream(&self, prompt: &[u32], shared: &[Slab]) -> Stream {
         Stream::new(prompt.to_vec(), shared, &self.config.flow, self.config.token_mel_ratio, self.final_chunk)
     }

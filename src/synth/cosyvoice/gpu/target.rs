@@ -4,7 +4,7 @@
 //! | --- | --- | --- | --- |
 //! | 8.0 | A100 | 163 KiB | tensor cores with bfloat16, asynchronous copies: what every kernel needs |
 //! | 8.6, 8.9 | A10, RTX 30; L4, L40S, RTX 40 | 99 KiB | the same |
-//! | 9.0 | H100, H200 | 227 KiB | early launches; warpgroup products and bulk copies, which no other has |
+//! | 9.0 | H100, H200 | 227 KiB | early launches; warpgroup MMAs and bulk copies, which no other has |
 //! | 10.0, 12.0 | B200; RTX 50 | 227 KiB, 99 KiB | early launches |
 //!
 //! (CUDA C++ Programming Guide, "Compute Capabilities".) Before 8.0 there is no bfloat16 and no asynchronous copy.
@@ -80,7 +80,7 @@ impl Target {
         }
     }
 
-    /// Whether it has warpgroup products, bulk copies and clusters.
+    /// Whether it has warpgroup MMAs, bulk copies and clusters.
     pub(super) fn hopper(&self) -> bool {
         self.arch == "sm_90a"
     }

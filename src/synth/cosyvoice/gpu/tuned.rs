@@ -1,7 +1,7 @@
 //! What was found fastest on a kind of device, kept for as long as the process runs, and on disk for later ones.
 //!
 //! # Why
-//! Kernels that do the same product round differently, and which is fastest is found by timing. Were it found anew by
+//! Kernels that do the same GEMM round differently, and which is fastest is found by timing. Were it found anew by
 //! every load, a seed's audio would change when a lost device is loaded again, from card to card and from process to
 //! process; and the timing takes seconds of a start.
 
@@ -24,7 +24,7 @@ pub(super) trait Finding: Copy {
 
 type Found<T> = HashMap<(String, Elt, Shape), T>;
 
-/// Findings of one kind, by the device and all that they depend on, the operands' type and the product.
+/// Findings of one kind, by the device and all that they depend on, the operands' type and the GEMM.
 pub(super) struct Tuned<T>(LazyLock<Mutex<Found<T>>>);
 
 impl<T: Finding> Tuned<T> {

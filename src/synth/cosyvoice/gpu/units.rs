@@ -7,22 +7,22 @@ use super::{Elt, Precision, flow, gemm, hift, libraries, llm, whisper};
 use crate::synth::cosyvoice::config::Config;
 
 const COMMON: &str = include_str!("kernels/common.cuh");
-const PRODUCT: &str = include_str!("kernels/product.cuh");
+const GEMM_COMMON: &str = include_str!("kernels/gemm.cuh");
 const HOPPER: &str = include_str!("kernels/hopper.cuh");
 
-/// Packing of weights and products at load.
+/// Packing of weights and GEMMs at load.
 pub(super) static SETUP: Source =
     Source { name: "setup.cu", parts: &[COMMON, include_str!("kernels/setup.cu")], checks: String::new };
-/// Products and convolutions.
+/// GEMMs and convolutions.
 pub(super) static GEMM: Source = Source {
     name: "gemm.cu",
-    parts: &[COMMON, PRODUCT, HOPPER, include_str!("kernels/gemm.cu"), include_str!("kernels/gemv.cu")],
+    parts: &[COMMON, GEMM_COMMON, HOPPER, include_str!("kernels/gemm.cu"), include_str!("kernels/gemv.cu")],
     checks: || checks(&[gemm::Conv::LAYOUT]),
 };
-/// Products of many rows on Hopper.
-pub(super) static WIDE: Source = Source {
-    name: "wide.cu",
-    parts: &[COMMON, PRODUCT, HOPPER, include_str!("kernels/wide.cu")],
+/// Warpgroup GEMMs on Hopper.
+pub(super) static WARPGROUP: Source = Source {
+    name: "warpgroup.cu",
+    parts: &[COMMON, GEMM_COMMON, HOPPER, include_str!("kernels/warpgroup.cu")],
     checks: || checks(&[gemm::Conv::LAYOUT]),
 };
 /// The language model.
@@ -39,7 +39,7 @@ pub(super) static FLOW: Source = Source {
         HOPPER,
         include_str!("kernels/flow.cu"),
         include_str!("kernels/attend.cu"),
-        include_str!("kernels/few.cu"),
+        include_str!("kernels/skinny.cu"),
         include_str!("kernels/narrow.cu"),
     ],
     checks: || checks(&[flow::ChunkArgs::LAYOUT]),
@@ -72,7 +72,7 @@ pub fn compile_all(config: &Config, arch: &str, shared_kib: u32) -> Option<Resul
         for Precision { llm: l, flow: f, hift: h } in [Precision::default(), Precision::EXACT] {
             let mut units = vec![
                 Unit { source: &LLM, elt: l, defines: &llm },
-                Unit { source: &WIDE, elt: l, defines: &[] },
+                Unit { source: &WARPGROUP, elt: l, defines: &[] },
                 Unit { source: &FLOW, elt: f, defines: &flow },
                 Unit { source: &HIFT, elt: h, defines: &hift },
                 Unit { source: &WHISPER, elt: f, defines: &heads },

@@ -106,17 +106,17 @@ pub(super) fn round_up(n: usize, to: usize) -> usize {
     n.div_ceil(to) * to
 }
 
-/// Channels of a row: a multiple of what a step of a product takes.
+/// Channels of a row: a multiple of what a step of a GEMM takes.
 pub(super) fn padded(channels: usize) -> usize {
     round_up(channels, 32)
 }
 
 /// A packed operand of gemm.cu with its sizes.
 pub(super) struct Packed {
-    /// What its products are listed as when launches are timed; empty: as their kernel.
+    /// What its GEMMs are listed as when launches are timed; empty: as their kernel.
     pub(super) name: &'static str,
     pub(super) w: Buf,
-    /// The same as wide.cu takes them.
+    /// The same as warpgroup.cu takes them.
     pub(super) tiled: Option<Buf>,
     pub(super) bias: Option<Buf>,
     /// Outputs, a multiple of 32.
@@ -232,7 +232,7 @@ impl Packer {
         self.pack(&[Piece { values, n, mul: 1, off: 0 }], n, cin, taps, bias, None)
     }
 
-    /// `w` with a second copy for the products of many rows, where the device has them and the size fits.
+    /// `w` with a second copy for warpgroup GEMMs, where the device has them and the size fits.
     pub(super) fn tiled(&self, w: Packed) -> Result<Packed, GpuError> {
         let Some(tile) = self.tile.filter(|_| self.device.hopper && w.taps == 1 && w.cin.is_multiple_of(64)) else {
             return Ok(w);
@@ -256,7 +256,7 @@ impl Packer {
     }
 
     /// `y[m * stride..][n] = x w^T + bias`, exact to single precision; for what is folded at load.
-    #[expect(clippy::too_many_arguments, reason = "the sizes and places of one product")]
+    #[expect(clippy::too_many_arguments, reason = "the sizes and places of one GEMM")]
     pub(super) fn linear(
         &self,
         x: &Buf,

@@ -80,8 +80,8 @@ impl Staging {
         Ok(Self { host, dev })
     }
 
-    /// The host's copy as `T`s. What a copy under way covers must not be written, and after [`Self::fetch`] not be read
-    /// either, until the next wait: callers wait once per call of the engine. What lies behind an earlier
+    /// The host's copy as `T`s. What a copy in flight covers must not be written, and after [`Self::fetch`] not be read
+    /// either, until the next wait: callers wait once per call of the engine. What lies after an earlier
     /// [`Self::send`] may be written meanwhile, and sent together with the same values before it, as the flow does.
     pub(in super::super) fn as_mut<T: Copy>(&mut self) -> &mut [T] {
         let count = self.dev.bytes / std::mem::size_of::<T>();

@@ -1,4 +1,4 @@
-//! Timestamps on the stream: one event, a pair of them, and one behind every launch while a stage is looked into.
+//! Timestamps on the stream: one event, a pair of them, and one after every launch while a stage is looked into.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,7 @@ use super::{Device, GpuError};
 #[derive(Default)]
 pub(super) struct Trace(Mutex<Traced>);
 
-/// What was started, and the mark behind it.
+/// What was started, and the mark after it.
 #[derive(Default)]
 struct Traced {
     list: Option<Vec<(Launch, Event)>>,

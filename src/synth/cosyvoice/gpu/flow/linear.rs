@@ -1,4 +1,4 @@
-//! The products of a block: each through cuBLASLt, or through a kernel of ours where that was found faster.
+//! The GEMMs of a block: each through cuBLASLt, or through a kernel of ours where that was found faster.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use super::super::tuned::{Finding, Tuned};
 use super::super::weights::Packed;
 use super::Block;
 
-/// Rows of a block of a product of few rows, and warps that share its inputs; as in few.cu.
-const PRODUCT_ROWS: usize = 56;
-const PRODUCT_WARPS: usize = 8;
-/// Block shape of all products where a row's bits may not depend on the others'.
+/// Rows of a block of a skinny GEMM, and warps that share its inputs; as in skinny.cu.
+const SKINNY_BLOCK: usize = 56;
+const SKINNY_WARPS: usize = 8;
+/// Block shape of all GEMMs where a row's bits may not depend on the others'.
 const SAME: Tile = Tile::N64T64;
-/// Rows up to which those are tried, and the products of narrow.cu.
-pub(super) const FEW_ROWS: usize = 400;
-/// Frames of a chunk that a product of narrow.cu has room for, blocks that share its inputs, as in narrow.cu and flow.cu.
+/// Rows up to which those are tried, and the GEMMs of narrow.cu.
+pub(super) const SKINNY_ROWS: usize = 400;
+/// Frames of a chunk that a GEMM of narrow.cu has room for, blocks that share its inputs, as in narrow.cu and flow.cu.
 const NARROW_FRAMES: usize = 56;
 pub(super) const PARTS: usize = 4;
 /// Kernels of narrow.cu: outputs of a block, its inputs, and whether other blocks have the rest of the inputs.
@@ -28,7 +28,7 @@ const NARROW: [(&str, usize, usize, bool); 4] = [
     ("shared_64x512", 64, 512, true),
 ];
 
-/// One product of a block, in the layouts it may run in.
+/// One GEMM of a block, in the layouts it may run in.
 pub(super) struct Linear {
     pub(super) packed: Packed,
     pub(super) plain: Option<(Buf, Buf)>,
@@ -36,13 +36,13 @@ pub(super) struct Linear {
     pub(super) k: usize,
 }
 
-/// A kernel of ours for a product.
+/// A kernel of ours for a GEMM.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Choice {
     /// One of gemm.cu.
     Tile(Tile),
-    /// For few rows: so many times 16 outputs a block.
-    Few(usize),
+    /// A skinny GEMM: so many times 16 outputs a block.
+    Skinny(usize),
     /// One of narrow.cu.
     Narrow(usize),
 }
@@ -61,7 +61,7 @@ impl Finding for Option<Choice> {
         match self {
             None => Vec::new(),
             Some(Choice::Tile(tile)) => vec![0, tile as u8],
-            Some(Choice::Few(tiles)) => vec![1, tiles as u8],
+            Some(Choice::Skinny(tiles)) => vec![1, tiles as u8],
             Some(Choice::Narrow(which)) => vec![2, which as u8],
         }
     }
@@ -70,7 +70,7 @@ impl Finding for Option<Choice> {
         match *bytes {
             [] => Some(None),
             [0, tile] => PLAIN.into_iter().find(|known| *known as u8 == tile).map(|tile| Some(Choice::Tile(tile))),
-            [1, tiles] => Some(Some(Choice::Few(usize::from(tiles)))),
+            [1, tiles] => Some(Some(Choice::Skinny(usize::from(tiles)))),
             [2, which] => (usize::from(which) < NARROW.len()).then_some(Some(Choice::Narrow(usize::from(which)))),
             _ => None,
         }
@@ -80,36 +80,36 @@ impl Finding for Option<Choice> {
 /// What is faster than cuBLASLt.
 static CHOICES: Tuned<Option<Choice>> = Tuned::new();
 
-/// One of a block's products.
+/// One of a block's GEMMs.
 pub(super) type Pick = fn(&Block) -> &Linear;
 
-/// The norm that follows a product; `true`: it adds up the parts of [`Linears::shares`].
+/// The norm that follows a GEMM; `true`: it adds up the parts of [`Linears::shares`].
 pub(super) type Follow<'a> = &'a dyn Fn(&Linear, bool) -> Result<(), GpuError>;
 
-/// A product of every block, with its operands in the scratch: what [`Linears::prepare`] times.
+/// A GEMM of every block, with its operands in the scratch: what [`Linears::prepare`] times.
 pub(super) struct Kind<'a> {
     pub(super) pick: Pick,
     pub(super) x: u64,
     pub(super) y: u64,
     pub(super) gelu: bool,
-    /// What is timed with it: a product that leaves parts costs the norm more.
+    /// What is timed with it: a GEMM that leaves parts costs the norm more.
     pub(super) follow: Option<Follow<'a>>,
 }
 
-/// How the products run.
+/// How the GEMMs run.
 pub(super) struct Linears {
     pub(super) device: Arc<Device>,
     pub(super) gemm: Gemm,
     pub(super) lt: Option<Lt>,
-    /// Products that a kernel of ours does faster than cuBLASLt, found when they were prepared.
+    /// GEMMs that a kernel of ours does faster than cuBLASLt, found when they were prepared.
     pub(super) choices: HashMap<Shape, Choice>,
-    /// Products of few rows, blocks of 16, 32 and 48 outputs; none in single precision.
-    pub(super) few: Vec<Kernel>,
+    /// Skinny GEMMs, blocks of 16, 32 and 48 outputs; none in single precision.
+    pub(super) skinny: Vec<Kernel>,
     /// Those of narrow.cu; none where the device or a chunk's frames are not for them.
     pub(super) narrow: Vec<Kernel>,
     /// Frames of a chunk.
     pub(super) block: usize,
-    /// What blocks that share a product's inputs find: [`PARTS`] of [`FEW_ROWS`] rows.
+    /// What blocks that share a GEMM's inputs find: [`PARTS`] of [`SKINNY_ROWS`] rows.
     pub(super) parts: Buf,
 }
 
@@ -141,7 +141,7 @@ impl Linears {
         }
     }
 
-    /// A product through cuBLASLt, or through our kernels where it does not serve.
+    /// A GEMM through cuBLASLt, or through our kernels where it does not serve.
     fn library(&self, l: &Linear, shape: Shape, x: u64, y: u64) -> Result<(), GpuError> {
         match (&self.lt, &l.plain) {
             (Some(lt), Some((w, bias))) => lt.run(shape, Operands { x, w: w.ptr, bias: bias.ptr, y }),
@@ -152,18 +152,18 @@ impl Linears {
     fn chosen(&self, l: &Linear, choice: Choice, shape: Shape, x: u64, y: u64) -> Result<(), GpuError> {
         match choice {
             Choice::Tile(tile) => self.own(l, tile, shape, x, y),
-            Choice::Few(tiles) => self.few(l, tiles, shape, x, y),
+            Choice::Skinny(tiles) => self.skinny(l, tiles, shape, x, y),
             Choice::Narrow(which) => self.narrow(l, which, shape, x, y),
         }
     }
 
-    /// Whether the product of `rows` rows leaves parts, without its bias, for the norm that follows it.
+    /// Whether the GEMM of `rows` rows leaves parts, without its bias, for the norm that follows it.
     pub(super) fn shares(&self, l: &Linear, rows: usize) -> bool {
         let shape = Shape { m: rows, n: l.n, k: l.k, gelu: false };
         !self.device.invariant && self.choices.get(&shape).is_some_and(|choice| choice.shares())
     }
 
-    /// A product of narrow.cu; to the parts where blocks share its inputs.
+    /// A GEMM of narrow.cu; to the parts where blocks share its inputs.
     fn narrow(&self, l: &Linear, which: usize, shape: Shape, x: u64, y: u64) -> Result<(), GpuError> {
         let Shape { m, n, k, gelu } = shape;
         let (Some(kernel), Some((w, _)), Some(bias)) = (self.narrow.get(which), &l.plain, &l.packed.bias) else {
@@ -182,9 +182,9 @@ impl Linears {
         (self.parts.bytes / (PARTS * 4)) as i64
     }
 
-    /// The products of narrow.cu that fit: those that leave parts only where a norm follows.
+    /// The GEMMs of narrow.cu that fit: those that leave parts only where a norm follows.
     fn narrow_choices(&self, l: &Linear, shape: Shape, follow: bool) -> impl Iterator<Item = Choice> {
-        let fits = shape.m <= FEW_ROWS && shape.m.is_multiple_of(self.block) && l.plain.is_some();
+        let fits = shape.m <= SKINNY_ROWS && shape.m.is_multiple_of(self.block) && l.plain.is_some();
         let (n, k, count) = (l.n, l.k, if fits { self.narrow.len() } else { 0 });
         let of = move |(_, outputs, inputs, shared): (&str, usize, usize, bool)| {
             n.is_multiple_of(outputs) && k == if shared { PARTS * inputs } else { inputs } && (follow || !shared)
@@ -192,15 +192,15 @@ impl Linears {
         (0..count).filter(move |&which| of(NARROW[which])).map(Choice::Narrow)
     }
 
-    /// A product of few rows.
-    fn few(&self, l: &Linear, tiles: usize, shape: Shape, x: u64, y: u64) -> Result<(), GpuError> {
+    /// A skinny GEMM.
+    fn skinny(&self, l: &Linear, tiles: usize, shape: Shape, x: u64, y: u64) -> Result<(), GpuError> {
         let Shape { m, n, k, gelu } = shape;
-        let (Some(kernel), Some(bias)) = (self.few.get(tiles - 1), &l.packed.bias) else {
+        let (Some(kernel), Some(bias)) = (self.skinny.get(tiles - 1), &l.packed.bias) else {
             return self.library(l, shape, x, y);
         };
         self.device.expect(2.0 * (m * n * k) as f64, 2.0 * (n * k + m * (n + k)) as f64);
-        let grid = (n.div_ceil(16 * tiles) as u32, m.div_ceil(PRODUCT_ROWS) as u32, 1);
-        start!(self.device, *kernel, grid, 32 * PRODUCT_WARPS as u32, few_shared(tiles);
+        let grid = (n.div_ceil(16 * tiles) as u32, m.div_ceil(SKINNY_BLOCK) as u32, 1);
+        start!(self.device, *kernel, grid, 32 * SKINNY_WARPS as u32, skinny_shared(tiles);
             x, l.packed.w.ptr, bias.ptr, y, m as i32, n as i32, k as i32, i32::from(gelu))
     }
 
@@ -212,7 +212,7 @@ impl Linears {
         self.gemm.conv(&l.packed, tile, 0, p)
     }
 
-    /// Plans for the products of `rows` rows: cuBLASLt's fastest, or a kernel of ours that beats it.
+    /// Plans for the GEMMs of `rows` rows: cuBLASLt's fastest, or a kernel of ours that beats it.
     pub(super) fn prepare(&mut self, rows: usize, blocks: &[Block], kinds: &[Kind<'_>]) -> Result<(), GpuError> {
         let Some(block) = blocks.first().filter(|_| !self.device.invariant) else { return Ok(()) };
         let mut choices = Vec::new();
@@ -232,7 +232,7 @@ impl Linears {
         Ok(())
     }
 
-    /// A kernel of ours that is faster than the library at one of the products.
+    /// A kernel of ours that is faster than the library at one of the GEMMs.
     fn faster(&self, blocks: &[Block], kind: &Kind<'_>, shape: Shape) -> Result<Option<Choice>, GpuError> {
         let Kind { pick, x, y, follow, .. } = *kind;
         let Some(l) = blocks.first().map(pick) else { return Ok(None) };
@@ -259,11 +259,12 @@ impl Linears {
         };
         let mut best = (time(None)?, None);
         // Blocks of outputs that divide what there are, and inputs in groups of 32.
-        let few = (1..=self.few.len()).filter(|t| shape.m <= FEW_ROWS && l.n % (16 * t) == 0);
-        let few = few.filter(|_| l.k % 32 == 0 && l.packed.cin == l.k).filter(|&t| few_shared(t) <= self.device.shared);
+        let skinny = (1..=self.skinny.len()).filter(|t| shape.m <= SKINNY_ROWS && l.n % (16 * t) == 0);
+        let skinny =
+            skinny.filter(|_| l.k % 32 == 0 && l.packed.cin == l.k).filter(|&t| skinny_shared(t) <= self.device.shared);
         let tiles = PLAIN.into_iter().filter(|&tile| self.gemm.takes(&l.packed, tile)).map(Choice::Tile);
         let narrow = self.narrow_choices(l, shape, follow.is_some());
-        for choice in tiles.chain(few.map(Choice::Few)).chain(narrow) {
+        for choice in tiles.chain(skinny.map(Choice::Skinny)).chain(narrow) {
             let seconds = time(Some(choice))?;
             if seconds < best.0 {
                 best = (seconds, Some(choice));
@@ -273,12 +274,12 @@ impl Linears {
     }
 }
 
-/// Dynamic shared memory of a product of narrow.cu: a block's weights and activations.
+/// Dynamic shared memory of a GEMM of narrow.cu: a block's weights and activations.
 fn narrow_shared(outputs: usize, inputs: usize) -> u32 {
     ((outputs + NARROW_FRAMES) * inputs * 2) as u32
 }
 
-/// Dynamic shared memory of a product of few rows with `tiles` times 16 outputs a block: each warp's sums, padded.
-fn few_shared(tiles: usize) -> u32 {
-    (PRODUCT_WARPS * PRODUCT_ROWS * (16 * tiles + 8) * 4) as u32
+/// Dynamic shared memory of a skinny GEMM with `tiles` times 16 outputs a block: each warp's sums, padded.
+fn skinny_shared(tiles: usize) -> u32 {
+    (SKINNY_WARPS * SKINNY_BLOCK * (16 * tiles + 8) * 4) as u32
 }

@@ -8,9 +8,9 @@ use super::super::lt::Lt;
 use super::super::slabs::PARTS;
 use super::super::units;
 use super::super::weights::{Packed, Packer, Piece, Source, padded};
-use super::linear::{FEW_ROWS, Linear, Linears, PARTS as SHARES, narrow_kernels};
+use super::linear::{Linear, Linears, PARTS as SHARES, SKINNY_ROWS, narrow_kernels};
 use super::{
-    ATTEND, ATTEND_SHARED, ATTEND_STATIC, BACK, Block, ChunkArgs, FEW_TILE, Flow, Front, Kernels, POSITION_TILE,
+    ATTEND, ATTEND_SHARED, ATTEND_STATIC, BACK, Block, ChunkArgs, Flow, Front, Kernels, NARROW_TILE, POSITION_TILE,
     QUERIES, Scratch, Staged, WIDTH, Weights, defines, head_bytes,
 };
 use crate::synth::cosyvoice::checkpoint::Part;
@@ -49,7 +49,7 @@ fn pair(source: &dyn Source, name: &str, n: usize, k: usize) -> Result<(Vec<f32>
     Ok((get(format!("{name}.weight"), &[n, k])?, get(format!("{name}.bias"), &[n])?))
 }
 
-/// Layers over the same `k` inputs as one product: by name and outputs.
+/// Layers over the same `k` inputs as one GEMM: by name and outputs.
 fn linear(packer: &Packer, source: &dyn Source, parts: &[(String, usize)], k: usize) -> Result<Linear, GpuError> {
     let (mut w, mut b) = (Vec::new(), Vec::new());
     for (name, n) in parts {
@@ -130,10 +130,10 @@ fn front(packer: &Packer, source: &dyn Source, config: &Config) -> Result<Front,
         ahead[(tap * f.input + c) * ch + o] = *v;
     }
     let w = get("pre_lookahead_layer.conv2.weight", &[f.input, ch, BACK])?;
-    let mut behind = vec![0f32; w.len()];
+    let mut back = vec![0f32; w.len()];
     for (i, v) in w.iter().enumerate() {
         let (o, c, tap) = (i / (ch * BACK), i / BACK % ch, i % BACK);
-        behind[(o * BACK + tap) * ch + c] = *v;
+        back[(o * BACK + tap) * ch + c] = *v;
     }
     let speaker = (
         get("spk_embed_affine_layer.weight", &[f.spk_dim, f.speaker])?.into_owned(),
@@ -147,8 +147,8 @@ fn front(packer: &Packer, source: &dyn Source, config: &Config) -> Result<Front,
             device.upload("weights", &ahead)?,
             device.upload("weights", &get("pre_lookahead_layer.conv1.bias", &[ch])?)?,
         ],
-        behind: [
-            device.upload("weights", &behind)?,
+        back: [
+            device.upload("weights", &back)?,
             device.upload("weights", &get("pre_lookahead_layer.conv2.bias", &[f.input])?)?,
         ],
         speaker,
@@ -166,8 +166,8 @@ fn kernels(module: &Module, elt: Elt) -> Result<Kernels, GpuError> {
             [module.kernel("flow_attend", 0)?; 5]
         } else {
             let mut all = [module.kernel(ATTEND[0].name, ATTEND_SHARED)?; 5];
-            for (to, way) in all.iter_mut().zip(&ATTEND) {
-                *to = module.kernel(way.name, ATTEND_SHARED)?;
+            for (to, cut) in all.iter_mut().zip(&ATTEND) {
+                *to = module.kernel(cut.name, ATTEND_SHARED)?;
             }
             all
         },
@@ -192,7 +192,7 @@ fn scratch(packer: &Packer, config: &Config) -> Result<Scratch, GpuError> {
         input: act(padded(f.dit_in()), size)?,
         hist: device.zeros("activations", WIDTH * 2 * 8)?,
         tiles: device.upload("tiles", &tiles(POSITION_TILE.shape().1))?,
-        few_tiles: device.upload("tiles", &tiles(FEW_TILE.shape().1))?,
+        narrow_tiles: device.upload("tiles", &tiles(NARROW_TILE.shape().1))?,
         h0: act(dim, 4)?,
         h0e: act(dim, size)?,
         c1: act(dim, size)?,
@@ -212,9 +212,9 @@ impl Flow {
         let (f, elt) = (&config.flow, packer.elt);
         check(config, device.shared, device.int8_keys)?;
         let module = device.compile(&units::FLOW, elt, &defines(f, device.int8_keys))?;
-        let few = match elt {
+        let skinny = match elt {
             Elt::F32 => Vec::new(),
-            _ => ["flow_product_16", "flow_product_32", "flow_product_48"]
+            _ => ["flow_skinny_16", "flow_skinny_32", "flow_skinny_48"]
                 .into_iter()
                 .map(|name| module.kernel(name, ATTEND_SHARED))
                 .collect::<Result<_, _>>()?,
@@ -235,10 +235,10 @@ impl Flow {
                 gemm: Gemm::new(device, elt)?,
                 lt: if elt == Elt::F32 { None } else { Some(Lt::new(device, elt)?) },
                 choices: HashMap::new(),
-                few,
+                skinny,
                 narrow,
                 block: f.block,
-                parts: device.zeros("activations", parts * SHARES * FEW_ROWS * f.dim * 4)?,
+                parts: device.zeros("activations", parts * SHARES * SKINNY_ROWS * f.dim * 4)?,
             },
             kernels: kernels(&module, elt)?,
             weights: weights(packer, source, config)?,

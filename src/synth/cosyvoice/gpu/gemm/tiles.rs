@@ -1,8 +1,8 @@
-//! How convolutions and products of many rows are cut into blocks (few rows: `gemm.rs` and `flow/linear.rs`), and the
+//! Tile configurations: how convolutions and warpgroup GEMMs are cut into blocks (skinny GEMMs: `gemm.rs`, `flow/linear.rs`), and the
 //! shared memory that a block of each shape takes.
 //!
 //! A device gives a block 99, 163 or 227 KiB ([`super::super::target`]). Shapes that do not fit are not chosen; where a
-//! product cannot do without one, its kernel is compiled with fewer stages ([`Room`]), which does not change a sum.
+//! GEMM cannot do without one, its kernel is compiled with fewer stages ([`Room`]), which does not change a sum.
 
 use super::super::weights::Packed;
 
@@ -10,9 +10,9 @@ use super::super::weights::Packed;
 const STAGES: usize = 4;
 /// The same for small blocks.
 const DEEP: usize = 8;
-/// Parts of the inputs' axis, as SPLITS of product.cuh.
+/// Parts of the inputs' axis, as SPLITS of gemm.cuh.
 pub(in super::super) const PARTS: usize = 16;
-/// Most inputs of which every part is 64: 64 results are a part of the next product's inputs. Parts of more inputs are
+/// Most inputs of which every part is 64: 64 results are a part of the next GEMM's inputs. Parts of more inputs are
 /// added in pairs.
 pub(in super::super) const WHOLE_PARTS: usize = 64 * PARTS;
 
@@ -63,7 +63,7 @@ pub(in super::super) enum Tile {
     N64T128,
     N128T128,
     N32T128,
-    /// Fixed order of sums, for many rows.
+    /// Fixed order of sums, for more rows than a skinny GEMM has.
     Split64,
     Split128,
 }
@@ -162,15 +162,15 @@ impl Window {
     }
 }
 
-/// Block shapes worth trying for a plain product.
+/// Block shapes worth trying for a plain GEMM.
 pub(in super::super) const PLAIN: [Tile; 5] = [Tile::N32T32, Tile::N64T32, Tile::N64T64, Tile::N64T128, Tile::N128T128];
 
 /// A tile table: `{sequence, first position, first row, length}` a block.
 pub(in super::super) type TileEntry = [i32; 4];
 
-/// How a product of many rows is cut into blocks, outputs by rows (wide.cu). Every way gives the same sums.
+/// Tile configuration of a warpgroup GEMM, outputs by rows (warpgroup.cu). Each gives the same sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Wide {
+pub(in super::super) enum WarpgroupTile {
     N64T32,
     N64T64,
     N128T64,
@@ -185,53 +185,57 @@ pub(in super::super) enum Wide {
 }
 
 /// All of them.
-pub(in super::super) const WIDE: [Wide; 9] = [
-    Wide::N64T32,
-    Wide::N64T64,
-    Wide::N128T64,
-    Wide::N192T128,
-    Wide::N64T64Long,
-    Wide::N128T128Long,
-    Wide::N64T64Shared,
-    Wide::N128T64Shared,
-    Wide::N128T128Shared,
+pub(in super::super) const WARPGROUP_TILES: [WarpgroupTile; 9] = [
+    WarpgroupTile::N64T32,
+    WarpgroupTile::N64T64,
+    WarpgroupTile::N128T64,
+    WarpgroupTile::N192T128,
+    WarpgroupTile::N64T64Long,
+    WarpgroupTile::N128T128Long,
+    WarpgroupTile::N64T64Shared,
+    WarpgroupTile::N128T64Shared,
+    WarpgroupTile::N128T128Shared,
 ];
 
-impl Wide {
-    /// Its kernel in wide.cu.
+impl WarpgroupTile {
+    /// Its kernel in warpgroup.cu.
     pub(super) fn kernel(self) -> &'static str {
         match self {
-            Wide::N64T32 => "wide_64x32",
-            Wide::N64T64 => "wide_64x64",
-            Wide::N128T64 => "wide_128x64",
-            Wide::N192T128 => "wide_192x128",
-            Wide::N64T64Long => "wide_64x64_long",
-            Wide::N128T128Long => "wide_128x128_long",
-            Wide::N64T64Shared => "wide_64x64_shared",
-            Wide::N128T64Shared => "wide_128x64_shared",
-            Wide::N128T128Shared => "wide_128x128_shared",
+            WarpgroupTile::N64T32 => "warpgroup_64x32",
+            WarpgroupTile::N64T64 => "warpgroup_64x64",
+            WarpgroupTile::N128T64 => "warpgroup_128x64",
+            WarpgroupTile::N192T128 => "warpgroup_192x128",
+            WarpgroupTile::N64T64Long => "warpgroup_64x64_long",
+            WarpgroupTile::N128T128Long => "warpgroup_128x128_long",
+            WarpgroupTile::N64T64Shared => "warpgroup_64x64_shared",
+            WarpgroupTile::N128T64Shared => "warpgroup_128x64_shared",
+            WarpgroupTile::N128T128Shared => "warpgroup_128x128_shared",
         }
     }
 
     /// Outputs and rows of a block, and stages of its ring.
     pub(super) fn shape(self) -> (usize, usize, usize) {
         match self {
-            Wide::N64T32 => (64, 32, 8),
-            Wide::N64T64 | Wide::N64T64Long | Wide::N64T64Shared => (64, 64, 6),
-            Wide::N128T64 | Wide::N128T64Shared => (128, 64, 4),
-            Wide::N192T128 => (192, 128, 5),
-            Wide::N128T128Long | Wide::N128T128Shared => (128, 128, 6),
+            WarpgroupTile::N64T32 => (64, 32, 8),
+            WarpgroupTile::N64T64 | WarpgroupTile::N64T64Long | WarpgroupTile::N64T64Shared => (64, 64, 6),
+            WarpgroupTile::N128T64 | WarpgroupTile::N128T64Shared => (128, 64, 4),
+            WarpgroupTile::N192T128 => (192, 128, 5),
+            WarpgroupTile::N128T128Long | WarpgroupTile::N128T128Shared => (128, 128, 6),
         }
     }
 
     /// Blocks of a cluster.
     pub(super) fn cluster(self) -> u32 {
-        if matches!(self, Wide::N64T64Shared | Wide::N128T64Shared | Wide::N128T128Shared) { 8 } else { 1 }
+        if matches!(self, WarpgroupTile::N64T64Shared | WarpgroupTile::N128T64Shared | WarpgroupTile::N128T128Shared) {
+            8
+        } else {
+            1
+        }
     }
 
     /// Whether it is for weights of so many inputs.
     pub(in super::super) fn fits(self, w: &Packed) -> bool {
-        let long = matches!(self, Wide::N64T64Long | Wide::N128T128Long) || self.cluster() > 1;
+        let long = matches!(self, WarpgroupTile::N64T64Long | WarpgroupTile::N128T128Long) || self.cluster() > 1;
         long == (w.cin > WHOLE_PARTS)
     }
 
@@ -243,7 +247,7 @@ impl Wide {
 
     /// Four warps for 64 outputs, and one that copies; four where they leave their registers to the others.
     pub(super) fn threads(self) -> u32 {
-        let copying = if matches!(self, Wide::N192T128 | Wide::N128T128Long) { 128 } else { 32 };
+        let copying = if matches!(self, WarpgroupTile::N192T128 | WarpgroupTile::N128T128Long) { 128 } else { 32 };
         2 * self.shape().0 as u32 + copying
     }
 }
@@ -275,7 +279,7 @@ mod tests {
         assert_eq!(groups(&[window(60)], 132, 99 << 10), Groups::One);
     }
 
-    /// Bytes of the released model's convolutions in every block shape that they may run in, and of plain products.
+    /// Bytes of the released model's convolutions in every block shape that they may run in, and of plain GEMMs.
     #[test]
     fn every_block_of_the_model_fits_the_smallest_device() {
         let windows = [(1, 1), (3, 1), (3, 3), (3, 5), (7, 1), (7, 3), (7, 5), (11, 1), (11, 3), (11, 5), (31, 1)];

@@ -134,7 +134,7 @@ impl Layers<'_> {
             .chunks_exact(harmonics)
             .map(|u| u.iter().zip(&weights).map(|(u, w)| u * w).sum())
             .collect();
-        // Each frame's look-ahead lies in its row, so this is a plain product.
+        // Each frame's look-ahead lies in its row, so this is a plain GEMM.
         let taps = h.look_right + 1;
         let (w, b) = source.convolution(Part::Hift, "conv_pre", [h.base_channels, h.mel, taps])?;
         let pre = packer.whole(&by_column(&w, h.mel, taps), h.base_channels, h.mel * taps, 1, Some(&b))?;

@@ -37,12 +37,12 @@ impl Hift {
         }
         start!(d, k.spectrum, (spectrum.div_ceil(128) as u32, n, 1), 128, 0;
             vocs, m.hiss.0.ptr, m.hiss.1 as i32, m.window.ptr, m.basis.ptr, m.source.1, s.spectrum.ptr, reach as i32)?;
-        let wide = m.pre.cin as i32;
-        start!(d, k.frames, (FRAMES as u32, n, 1), 128, 0; vocs, s.frames.ptr, h.look_right as i32, wide)?;
+        let ldx = m.pre.cin as i32;
+        start!(d, k.frames, (FRAMES as u32, n, 1), 128, 0; vocs, s.frames.ptr, h.look_right as i32, ldx)?;
         let base = Conv { scale: 1.0, slope: h.slope as f32, ..Conv::default() };
         let x0 = Conv {
             x: s.frames.ptr,
-            ldx: wide,
+            ldx,
             oute: s.x0.ptr,
             lde: m.pre.n as i32,
             rows: rows as i32,

@@ -3,7 +3,7 @@
 use super::super::gemm::Tile;
 use super::{F0_AHEAD, VOC_WORDS, WIDTH};
 
-/// Block shapes of products at the mel's rate, shortest first.
+/// Block shapes of GEMMs at the mel's rate, shortest first.
 pub(super) const LOW_SHAPES: [Tile; 2] = [Tile::N64T32, Tile::N64T64];
 /// The same of a stage; the last is for 128 channels and more.
 pub(super) const STAGE_SHAPES: [Tile; 3] = [Tile::N64T32, Tile::N64T128, Tile::N128T128];

@@ -7,7 +7,7 @@
 DEV u32 swz(int r, int q) { return r * (HD * 2) + ((q ^ (r & (CPR - 1))) << 4); }
 // One head of one row: 64 queries by tiles of 64 keys, with the running softmax of flash attention.
 #define TILE_BYTES (KT * HD * 2)
-#define VOFF (HEADS * HEAD_BYTES) // values lie so many bytes behind keys
+#define VOFF (HEADS * HEAD_BYTES) // values lie so many bytes after keys
 DEV float power2(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 // Weights of a softmax need no bounds.
 #if ELT == 1
@@ -91,8 +91,8 @@ struct Softmax {
 };
 #define ATTEND_ARGS const Chunk *chunks, const elt *qkv, elt *out, const float2 *rope, int layer, int append
 // A block has the queries of MW warps of one head of one row, and G groups of as many warps share the tiles of TILE keys and
-// put their sums together at the end: few chunks still use the whole device. Tiles of keys that were there before are on their way before the product ends, two a
-// group; the chunk's own come through registers, which rotates them and puts them into the slab on the way. Keys in 8 bits
+// put their sums together at the end: few chunks still use the whole device. Tiles of keys that were there before are in flight before the GEMM ends, two a
+// group; the chunk's own come through registers, which rotates them and puts them into the slab as they pass. Keys in 8 bits
 // arrive as they are and are widened into a tile of their own when their turn comes.
 template <int MW, int G, int TILE> DEV void attend(ATTEND_ARGS) {
     extern __shared__ __align__(128) unsigned char smem[];
@@ -153,7 +153,7 @@ template <int MW, int G, int TILE> DEV void attend(ATTEND_ARGS) {
         }
         cp_commit();
     };
-    // Keys of earlier chunks were written in earlier rounds: they need not wait for the product.
+    // Keys of earlier chunks were written in earlier rounds: they need not wait for the GEMM.
     if (append) fetch(grp, 0);
     float4 turn[PIECES][2];
 #pragma unroll

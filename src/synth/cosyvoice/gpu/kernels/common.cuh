@@ -28,7 +28,7 @@ DEV void dep_go() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory
 DEV void dep_wait() {}
 DEV void dep_go() {}
 #endif
-// What no kernel writes, read here and now: the compiler moves other loads behind the next `dep_wait`.
+// What no kernel writes, read here and now: the compiler moves other loads after the next `dep_wait`.
 DEV uint4 load_ahead(const uint4* p) {
     uint4 v;
     asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
@@ -95,8 +95,8 @@ DEV void expand(const Eight& r, float* v) {
 #endif
 }
 
-// Where (row, column) lies among tiled activations of `rows` rows (wide.cu): [64 columns][row][64 values]. The values
-// of a row are in the order in which a product's fragments take them: of 32, the pair 4t + q is word t of piece q of
+// Where (row, column) lies among tiled activations of `rows` rows (warpgroup.cu): [64 columns][row][64 values]. The values
+// of a row are in the order in which a GEMM's fragments take them: of 32, the pair 4t + q is word t of piece q of
 // four. Pieces of 16 bytes change places with the row, so that eight rows' pieces use all banks.
 DEV i64 tiled(int rows, int row, int col) {
     int pair = (col & 31) >> 1, piece = ((col >> 5) & 1) * 4 + (pair & 3);

@@ -30,7 +30,7 @@ struct Chunk {
     u64 page[PAGES]; // where the keys and values of each block lie, less the offset of this Euler step in a slab
 };
 // Inside a slab: keys and values as [step][layer][row][2][head][BLOCK][HD], then x and mu as float [BLOCK][..] of a few
-// blocks. In 8 bits a head's [BLOCK][HD] integers have a scale for each frame behind them, float [BLOCK].
+// blocks. In 8 bits a head's [BLOCK][HD] integers have a scale for each frame after them, float [BLOCK].
 #if INT8
 #define HEAD_BYTES ((BLOCK * HD + BLOCK * 4 + 15) / 16 * 16)
 #else
@@ -264,7 +264,7 @@ template <class Y> DEV void norm(const Chunk* chunks, float* h, Y y, elt* a, con
     }
 }
 
-// y as a product leaves it: as elements; or as what the blocks that shared its inputs found, without its bias.
+// y as a GEMM leaves it: as elements; or as what the blocks that shared its inputs found, without its bias.
 struct Whole {
     const elt* y;
     DEV operator bool() const { return y; }

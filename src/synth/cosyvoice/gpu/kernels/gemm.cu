@@ -1,16 +1,16 @@
-// Products of weights with a ragged batch of sequences, which is also every causal convolution of the model.
+// GEMMs of weights with a ragged batch of sequences, which is also every causal convolution of the model.
 //
-// out[t, n] = sum over taps j and channels c of w[n, j, c] * x[t - (taps-1-j)*dil, c]; taps = 1 is a plain product.
+// out[t, n] = sum over taps j and channels c of w[n, j, c] * x[t - (taps-1-j)*dil, c]; taps = 1 is a plain GEMM.
 // Rows are channels-last. Rows before the start of a sequence come from its history, or are zero without one.
 //
 // Weights are the first operand of mma.m16n8k16 and stored in its fragment order: a tile of 16 outputs by 16
 // inputs is 32 lanes of 16 bytes. Row i < 8 of a tile is output 2i, row i+8 is output 2i+1, so that a thread's two
 // results of one position are neighbours. Inputs go in groups of 32, of which thread t of four has 8t..8t+7, four
-// for each of two products, so that it reads its part of a position in one piece. The order of tiles is
+// for each of two MMAs, so that it reads its part of a position in one piece. The order of tiles is
 // [output tile][64 channels][tap][16 channels].
 //
 // Every sum runs in an order that depends on neither the batch nor the tile shape chosen for it, but for the shapes
-// whose groups of warps share a sum. Continues product.cuh.
+// whose groups of warps share a sum. Continues gemm.cuh.
 
 struct Span { int seq, t0, row0, len; };
 DEV Span span_of(const Conv& p, int bt) {
@@ -194,7 +194,7 @@ DEV void conv_mma(const Conv& p) {
     __syncthreads();
     // A thread has two outputs of several positions. What is added to them is asked for at once: results may be stored
     // where others are read, so the compiler would wait for each in turn.
-    constexpr int EVERY = G * TH / (BN / 2), MOST = BT / EVERY, BATCH = MOST < 8 ? MOST : 8, FEW = MOST < 4 ? MOST : 4;
+    constexpr int EVERY = G * TH / (BN / 2), MOST = BT / EVERY, BATCH = MOST < 8 ? MOST : 8, LATER = MOST < 4 ? MOST : 4;
     static_assert(G * TH % (BN / 2) == 0 && BT % EVERY == 0 && MOST % BATCH == 0, "a thread's outputs stay the same");
     const int n = threadIdx.x % (BN / 2) * 2, positions = min(BT, s.len - s.t0), first = threadIdx.x / (BN / 2);
     if (n0 + n >= p.n) return;
@@ -209,7 +209,7 @@ DEV void conv_mma(const Conv& p) {
     };
     const float2 al = alphas(p, n0 + n);
     if (!SPLIT && p.act == ACT_SNAKE && !p.sum && !p.post && !p.rowscale) {
-        // Most of the vocoder. The general form would take more instructions than the products.
+        // Most of the vocoder. The general form would take more instructions than the MMAs.
         const i64 row = s.row0 + s.t0 + first;
         const float2 bias = p.bias ? *(const float2*)(p.bias + n0 + n) : make_float2(0.f, 0.f);
         const Snake sa = snake_of(al.x), sb = snake_of(al.y);
@@ -239,19 +239,19 @@ DEV void conv_mma(const Conv& p) {
         return;
     }
 #pragma unroll 1
-    for (int t = first; t < positions; t += EVERY * FEW) {
-        Added add[FEW];
-        float2 late[FEW];
-        float rs[FEW];
+    for (int t = first; t < positions; t += EVERY * LATER) {
+        Added add[LATER];
+        float2 late[LATER];
+        float rs[LATER];
 #pragma unroll
-        for (int u = 0; u < FEW; u++) {
+        for (int u = 0; u < LATER; u++) {
             int row = s.row0 + s.t0 + min(t + u * EVERY, positions - 1);
             add[u] = added(p, n0 + n, row);
             late[u] = added_late(p, n0 + n, row);
             rs[u] = p.rowscale ? p.rowscale[row] : 1.f;
         }
 #pragma unroll
-        for (int u = 0; u < FEW; u++) {
+        for (int u = 0; u < LATER; u++) {
             const int at = t + u * EVERY;
             if (at >= positions) break;
             float2 v = sums(at);
@@ -279,7 +279,7 @@ KERNEL __launch_bounds__(256, 3) three_64x128(const __grid_constant__ Three t) {
 KERNEL __launch_bounds__(256, 2) three_128x128(const __grid_constant__ Three t) { conv_mma<4, 4, 2, 4, false, TALL>(t.p[blockIdx.z]); }
 KERNEL __launch_bounds__(256) split_128x64(const __grid_constant__ Conv p) { conv_mma<2, 4, 4, 2, true>(p); }
 
-// Products whose sums have gemv's order, for more rows: 64 outputs by 32 rows. GROUPS groups of four warps each take
+// GEMMs whose sums have gemv's order, for more rows: 64 outputs by 32 rows. GROUPS groups of four warps each take
 // as many of the sixteen parts of the inputs' axis as the others and keep a sum a part; all parts are then added in
 // order. All groups go the same number of steps, the last with less to do, so that barriers are the whole block's.
 // Groups and stages of their rings follow the shared memory that a block may have (gemm.rs).

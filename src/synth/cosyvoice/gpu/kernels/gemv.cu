@@ -1,4 +1,4 @@
-// Products of few rows, whose sums those of many rows repeat to the bit (gemm.cu, wide.cu), and what a norm divides by.
+// Skinny GEMMs, whose sums those of many rows repeat to the bit (gemm.cu, warpgroup.cu), and what a norm divides by.
 // Weights are packed as gemm.cu says, which this continues.
 #if ELT != 0
 // What the sixteen warps found for two outputs of a row: of eight rows, `half` is the second of each pair.
@@ -19,8 +19,8 @@ template <int ROWS> DEV float inverse_rms(const Conv& p, const float (*sq)[ROWS]
     return rsqrtf(z / p.kreal + p.eps);
 }
 
-// Few rows: a block streams 16 outputs' weights straight into registers, its 16 warps share the inputs' axis. Then
-// the next 16 outputs, whose first weights are on their way while the sums of these are added up.
+// A block streams 16 outputs' weights straight into registers, its 16 warps share the inputs' axis. Then
+// the next 16 outputs, whose first weights are in flight while the sums of these are added up.
 // U: groups of 32 inputs in flight.
 template <int NT, int U> DEV void gemv(const Conv& p) {
     constexpr int BUFS = NT <= 2 ? 2 : 1;
@@ -109,7 +109,7 @@ KERNEL __launch_bounds__(512) gemv_32(const __grid_constant__ Conv p) { gemv<4, 
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define MOST_TILES 8
-// The same for at most eight rows where a block's weights fit its shared memory: all of them are on their way before the
+// The same for at most eight rows where a block's weights fit its shared memory: all of them are in flight before the
 // kernels before have ended, and memory is busy while those wait for each other.
 // U: groups of 32 inputs of a warp's part, at most.
 template <int U> DEV void gemv_ahead(const Conv& p) {

@@ -1,4 +1,4 @@
-// Hopper's bulk copies, clusters and warpgroup products: what gemv.cu, wide.cu and narrow.cu share.
+// Hopper's bulk copies, clusters and warpgroup MMAs: what gemv.cu, warpgroup.cu and narrow.cu share.
 #if ELT != 0 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // Barriers in shared memory, and copies that count on them.
 DEV void bar_init(u32 bar, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"); }

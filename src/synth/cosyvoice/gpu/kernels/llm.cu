@@ -233,14 +233,14 @@ KERNEL __launch_bounds__(WARPS * 32) llm_attend(const __grid_constant__ Llm p, c
 KERNEL __launch_bounds__(WARPS * 32) llm_attend_prefix(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer) { attend(p, qkv, out, layer, 0); }
 #else
 // One position of one key head against its past, or two neighbours (PAIR). The query heads that share the key head are
-// the rows of a product: eight a position, of which GROUP count, or sixteen. Each of the warps takes 16 keys in turn, so the
+// the rows of an MMA: eight a position, of which GROUP count, or sixteen. Each of the warps takes 16 keys in turn, so the
 // order of sums depends on the position alone.
 #define WARPS 8
 #define CPR (HD / 8)
 #define TILE_BYTES (16 * HD * 2)
 #define CAN_PAIR (GROUP <= 8)
 DEV u32 swz(int r, int q) { return r * (HD * 2) + ((q ^ (r & (CPR - 1))) << 4); }
-// RING: tiles of keys and values a warp has under way or in use, [warp][RING][keys, values] in shared memory. `append`: the
+// RING: tiles of keys and values a warp has in flight or in use, [warp][RING][keys, values] in shared memory. `append`: the
 // position's own key and value are put into the cache; all else that is read was there before the round, so that it is
 // fetched while the kernels before are still running.
 template <int RING, bool PAIR> DEV void attend(const Llm& p, int r, int h, int s, int pos, const float* qkv, elt* out, int layer, int append) {

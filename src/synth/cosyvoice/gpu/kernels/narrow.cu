@@ -1,11 +1,11 @@
-// Products of the flow while few chunks are under way, on Hopper: y = act(x w^T + bias). Continues flow.cu.
+// Skinny GEMMs of the flow by warpgroup MMAs, on Hopper: y = act(x w^T + bias). Continues flow.cu.
 //
-// A block makes N outputs of the BLOCK frames of one row of a chunk. Its weights are on their way to shared memory before
+// A block makes N outputs of the BLOCK frames of one row of a chunk. Its weights are copied to shared memory before
 // the launch before has ended; of its activations all are asked for at once after that, and multiplied as they come. Two
 // warpgroups share its inputs. Where there would be too few blocks, PARTS of them share the inputs' axis, and the norm
 // that follows adds up what they found (`flow_norm_shares`).
 #if ELT != 0 && defined(__CUDA_ARCH_FEAT_SM90_ALL) && BLOCK <= 56
-#define NARROW_X (56 * 128) // bytes of the frames' 64 inputs; a product reads eight rows more, which do not count
+#define NARROW_X (56 * 128) // bytes of the frames' 64 inputs; an MMA reads eight rows more, which do not count
 
 // CH: steps of 64 inputs of a warpgroup. y: [rows][n]; SHARED: [part][rows][n] singles, without bias.
 template <int N, int CH, bool SHARED> DEV void narrow(const elt* x, const elt* w, const float* bias, void* y, i64 stride, int n, int k, int activate) {
@@ -16,7 +16,7 @@ template <int N, int CH, bool SHARED> DEV void narrow(const elt* x, const elt* w
     const u32 x_s = smem_addr(narrow_smem) + group * CH * NARROW_X, w_s = smem_addr(narrow_smem) + 2 * CH * NARROW_X + group * CH * WEIGHTS;
     const int n0 = blockIdx.x * N, k0 = ((SHARED ? blockIdx.z * 2 : 0) + group) * CH * 64;
     const i64 row0 = (i64)blockIdx.y * BLOCK;
-    // Rows of 64 inputs as warpgroup products take them: pieces of 16 bytes, swizzled.
+    // Rows of 64 inputs as warpgroup MMAs take them: pieces of 16 bytes, swizzled.
     for (int i = tid; i < N * 8; i += 128) {
         const int o = i >> 3, p = i & 7;
         const elt* from = w + (i64)(n0 + o) * k + k0 + p * 8;
@@ -41,7 +41,7 @@ template <int N, int CH, bool SHARED> DEV void narrow(const elt* x, const elt* w
     }
     float acc[N / 2] = {};
     const u64 shape = (1ull << 16) | (64ull << 32) | (1ull << 62);
-    // Step c, once no more than `cp_wait` says of those after it are still under way.
+    // Step c, once no more than `cp_wait` says of those after it are still in flight.
     auto step = [&](int c) {
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");

@@ -1,4 +1,4 @@
-// Run once at load: weights into the layouts of gemm.cu, and small exact products.
+// Run once at load: weights into the layouts of gemm.cu, and small exact GEMMs.
 
 // Places src [n][cin][taps] into packed weights of `npad` outputs and `cinpad` channels a group. Output i becomes
 // row i*mul + off. Groups narrower than a block of outputs are merged: channel c of output i lies at
@@ -24,7 +24,7 @@ KERNEL pack(const float* src, elt* dst, const float* colscale, int n, int cin, i
 }
 
 #if ELT != 0
-// The operand of wide.cu that holds packed weights of `cin` inputs, a multiple of 64: tiled, `height` outputs high, of each
+// The operand of warpgroup.cu that holds packed weights of `cin` inputs, a multiple of 64: tiled, `height` outputs high, of each
 // 16 outputs the even ones first.
 KERNEL tile_weights(const uint4* packed, elt* dst, int n, int cin, int height) {
     i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x;

@@ -1,4 +1,4 @@
-// Whisper: features to states, states and tokens to scores. Products are gemm.cu's and cuBLASLt's; here is the rest.
+// Whisper: features to states, states and tokens to scores. GEMMs are gemm.cu's and cuBLASLt's; here is the rest.
 //
 // EHD, DHD: head widths of encoder and decoder, powers of two from 16 to 128. Residuals are float, operands `elt`.
 #ifndef EHD

@@ -159,9 +159,9 @@ impl Llm {
         let network = Network {
             device: device.clone(),
             config: config.clone(),
-            gemm: Gemm::with_wide(device, elt)?,
+            gemm: Gemm::with_warpgroup(device, elt)?,
             tileable: hidden % 64 == 0 && inner % 64 == 0 && queries % 64 == 0 && hidden <= WHOLE_PARTS,
-            ways: BTreeMap::new(),
+            tiles: BTreeMap::new(),
             layers,
             head,
             args,

@@ -1,10 +1,10 @@
-//! The layers of the language model over the rows of one step, and how each of their products runs.
+//! The layers of the language model over the rows of one step, and how each of their projections runs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::super::device::{Buf, Device, Elt, GpuError, Kernel, Timer, start};
-use super::super::gemm::{Act, Conv, Gemm, Squares, WIDE, Wide};
+use super::super::gemm::{Act, Conv, Gemm, Squares, WARPGROUP_TILES, WarpgroupTile};
 use super::super::lt::Shape;
 use super::super::mirror::mirrored;
 use super::super::tuned::{Finding, Tuned};
@@ -12,13 +12,13 @@ use super::super::weights::Packed;
 use super::{ATTEND_WARPS, PASS, WIDTHS};
 use crate::synth::cosyvoice::config::LlmConfig;
 
-/// Rows that the ways of wide products are timed at; fewer take the next.
+/// Rows that tile configurations of warpgroup GEMMs are timed at; fewer take the next.
 const BUCKETS: [usize; 11] = [16, 32, 64, 96, 128, 192, 256, 384, 768, 1536, PASS];
-/// Tiles of keys and of values that a warp has room for, and for few rows.
+/// Tiles of keys and of values that a warp has room for, and up to [`DEEP_ROWS`].
 pub(super) const TILES: usize = 4;
 pub(super) const DEEP_TILES: usize = 8;
 /// Rows up to which an attention block may have a multiprocessor to itself.
-const FEW: usize = 32;
+const DEEP_ROWS: usize = 32;
 
 /// `Llm` of llm.cu.
 ///
@@ -58,9 +58,9 @@ pub(super) struct Layer {
     pub(super) down: Packed,
 }
 
-/// A product of the model.
+/// A projection: one GEMM of a layer, or the head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Product {
+pub(super) enum Projection {
     Qkv,
     Out,
     GateUp,
@@ -68,20 +68,21 @@ pub(super) enum Product {
     Head,
 }
 
-const PRODUCTS: [Product; 5] = [Product::Qkv, Product::Out, Product::GateUp, Product::Down, Product::Head];
+const PROJECTIONS: [Projection; 5] =
+    [Projection::Qkv, Projection::Out, Projection::GateUp, Projection::Down, Projection::Head];
 
-/// The fastest ways of wide products; all give the same bits.
-static WAYS: Tuned<Wide> = Tuned::new();
+/// The fastest tile configurations of warpgroup GEMMs; all give the same bits.
+static TILE_CHOICES: Tuned<WarpgroupTile> = Tuned::new();
 
-impl Finding for Wide {
-    const KIND: &'static str = "wide 1";
+impl Finding for WarpgroupTile {
+    const KIND: &'static str = "warpgroup 1";
 
     fn to_bytes(self) -> Vec<u8> {
         vec![self as u8]
     }
 
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        WIDE.into_iter().find(|way| *bytes == [*way as u8])
+        WARPGROUP_TILES.into_iter().find(|tile| *bytes == [*tile as u8])
     }
 }
 
@@ -90,14 +91,14 @@ pub(super) struct Kernels {
     pub(super) embed: Kernel,
     pub(super) append: Kernel,
     pub(super) attend: Kernel,
-    /// As `attend`, with more under way; for few rows, where a block has room for it.
+    /// As `attend`, with more in flight; up to [`DEEP_ROWS`], where a block has room for it.
     pub(super) attend_deep: Option<Kernel>,
     /// For prefixes.
     pub(super) attend_prefix: Kernel,
     pub(super) sample: Kernel,
 }
 
-/// What products hand on, for [`PASS`] rows.
+/// What projections hand on, for [`PASS`] rows.
 pub(super) struct Scratch {
     pub(super) qkv: Buf,
     pub(super) heard: Buf,
@@ -113,10 +114,10 @@ pub(super) struct Network {
     pub(super) device: Arc<Device>,
     pub(super) config: LlmConfig,
     pub(super) gemm: Gemm,
-    /// Whether every product's inputs come in the pieces of tiled operands.
+    /// Whether every projection's inputs come in the pieces of tiled operands.
     pub(super) tileable: bool,
-    /// The fastest way of each product for up to so many rows.
-    pub(super) ways: BTreeMap<(usize, Product), Wide>,
+    /// The fastest tile configuration of each projection for up to so many rows.
+    pub(super) tiles: BTreeMap<(usize, Projection), WarpgroupTile>,
     pub(super) layers: Vec<Layer>,
     pub(super) head: Packed,
     pub(super) args: Args,
@@ -139,20 +140,20 @@ impl Network {
         // The kernel, its tiles, and whether a block has two rows.
         let (attend, tiles, pair) = match self.kernels.attend_deep {
             _ if prefill => (self.kernels.attend_prefix, TILES, !f32),
-            Some(deep) if rows <= FEW => (deep, DEEP_TILES, false),
+            Some(deep) if rows <= DEEP_ROWS => (deep, DEEP_TILES, false),
             _ => (self.kernels.attend, TILES, false),
         };
         let shared = if f32 { 0 } else { attend_shared(tiles, c.head_dim) };
         let heads = (if pair { rows.div_ceil(2) } else { rows } as u32, c.kv_heads as u32, 1);
         for n in 0..self.layers.len() {
-            self.product(Product::Qkv, n, rows)?;
+            self.project(Projection::Qkv, n, rows)?;
             if prefill {
                 start!(self.device, self.kernels.append, grid, 128, 0; args, self.scratch.qkv.ptr, n as i32)?;
             }
             start!(self.device, attend, heads, 256, shared; args, self.scratch.qkv.ptr, self.scratch.heard.ptr, n as i32)?;
-            self.product(Product::Out, n, rows)?;
-            self.product(Product::GateUp, n, rows)?;
-            self.product(Product::Down, n, rows)?;
+            self.project(Projection::Out, n, rows)?;
+            self.project(Projection::GateUp, n, rows)?;
+            self.project(Projection::Down, n, rows)?;
         }
         Ok(())
     }
@@ -162,24 +163,30 @@ impl Network {
         self.tileable && self.gemm.tiled(rows)
     }
 
-    /// One product over `rows` rows, of layer `layer` where it is a layer's.
-    pub(super) fn product(&self, which: Product, layer: usize, rows: usize) -> Result<(), GpuError> {
+    /// One projection over `rows` rows, of layer `layer` where it is a layer's.
+    pub(super) fn project(&self, which: Projection, layer: usize, rows: usize) -> Result<(), GpuError> {
         let bucket = BUCKETS.into_iter().find(|&most| most >= rows).unwrap_or(PASS);
-        self.product_by(which, layer, rows, self.ways.get(&(bucket, which)).copied())
+        self.project_by(which, layer, rows, self.tiles.get(&(bucket, which)).copied())
     }
 
-    fn weights(&self, which: Product, layer: usize) -> &Packed {
+    fn weights(&self, which: Projection, layer: usize) -> &Packed {
         let at = &self.layers[layer];
         match which {
-            Product::Qkv => &at.qkv,
-            Product::Out => &at.out,
-            Product::GateUp => &at.gate_up,
-            Product::Down => &at.down,
-            Product::Head => &self.head,
+            Projection::Qkv => &at.qkv,
+            Projection::Out => &at.out,
+            Projection::GateUp => &at.gate_up,
+            Projection::Down => &at.down,
+            Projection::Head => &self.head,
         }
     }
 
-    fn product_by(&self, which: Product, layer: usize, rows: usize, way: Option<Wide>) -> Result<(), GpuError> {
+    fn project_by(
+        &self,
+        which: Projection,
+        layer: usize,
+        rows: usize,
+        tile: Option<WarpgroupTile>,
+    ) -> Result<(), GpuError> {
         let c = &self.config;
         let (a, w) = (&self.args, self.weights(which, layer));
         let width = ((c.heads + 2 * c.kv_heads) * c.head_dim) as i32;
@@ -191,15 +198,15 @@ impl Network {
         let normed = Conv { x: a.xe, ldx: hidden, ..base };
         let residual = Conv { res: a.x, out: a.x, oute: a.xe, ldo: c.hidden as i32, lde: hidden, ..base };
         let p = match which {
-            Product::Qkv => Conv { out: self.scratch.qkv.ptr, ldo: width, ..normed },
-            Product::Out => Conv { x: self.scratch.heard.ptr, ldx: ld(c.heads * c.head_dim), ..residual },
-            Product::GateUp => {
+            Projection::Qkv => Conv { out: self.scratch.qkv.ptr, ldo: width, ..normed },
+            Projection::Out => Conv { x: self.scratch.heard.ptr, ldx: ld(c.heads * c.head_dim), ..residual },
+            Projection::GateUp => {
                 Conv { oute: self.scratch.inner.ptr, lde: ld(c.intermediate), act: Act::SiluGate, ..normed }
             }
-            Product::Down => Conv { x: self.scratch.inner.ptr, ldx: ld(c.intermediate), ..residual },
-            Product::Head => Conv { out: self.scratch.logits.ptr, ldo: self.head.n as i32, ..normed },
+            Projection::Down => Conv { x: self.scratch.inner.ptr, ldx: ld(c.intermediate), ..residual },
+            Projection::Head => Conv { out: self.scratch.logits.ptr, ldo: self.head.n as i32, ..normed },
         };
-        let makes_rows = matches!(which, Product::Out | Product::Down);
+        let makes_rows = matches!(which, Projection::Out | Projection::Down);
         let norm = (!makes_rows).then_some((c.rms_eps as f32, c.hidden));
         if !tiled {
             return self.gemm.linear(w, p, norm, self.scratch.rms.ptr);
@@ -209,11 +216,11 @@ impl Network {
         } else {
             Squares { inputs: self.scratch.squares.ptr, results: 0 }
         };
-        let first = || WIDE.into_iter().find(|way| way.fits(w)).unwrap_or(Wide::N128T64);
-        self.gemm.wide(w, p, norm, squares, way.unwrap_or_else(first))
+        let first = || WARPGROUP_TILES.into_iter().find(|tile| tile.fits(w)).unwrap_or(WarpgroupTile::N128T64);
+        self.gemm.warpgroup(w, p, norm, squares, tile.unwrap_or_else(first))
     }
 
-    /// Finds out the fastest way of every product at every number of rows that a step may have.
+    /// Finds out the fastest tile configuration of every projection at every number of rows that a step may have.
     pub(super) fn tune_all(&mut self) -> Result<(), GpuError> {
         if !self.tiled(PASS) {
             return Ok(());
@@ -221,26 +228,26 @@ impl Network {
         BUCKETS.into_iter().try_for_each(|rows| self.tune(rows))
     }
 
-    /// Finds out the fastest way of every product over `rows` rows; all give the same bits.
+    /// Finds out the fastest tile configuration of every projection over `rows` rows; all give the same bits.
     fn tune(&mut self, rows: usize) -> Result<(), GpuError> {
         let timer = Timer::new(&self.device)?;
-        for which in PRODUCTS {
-            if which == Product::Head && rows > WIDTHS[WIDTHS.len() - 1] {
+        for which in PROJECTIONS {
+            if which == Projection::Head && rows > WIDTHS[WIDTHS.len() - 1] {
                 continue;
             }
             let (n, k) = (self.weights(which, 0).n, self.weights(which, 0).cin);
             let shape = Shape { m: rows, n, k, gelu: false };
-            let way = WAYS.of(&self.device, self.gemm.elt, shape, || self.fastest(which, rows, &timer))?;
-            self.ways.insert((rows, which), way);
+            let tile = TILE_CHOICES.of(&self.device, self.gemm.elt, shape, || self.fastest(which, rows, &timer))?;
+            self.tiles.insert((rows, which), tile);
         }
         Ok(())
     }
 
-    fn fastest(&self, which: Product, rows: usize, timer: &Timer) -> Result<Wide, GpuError> {
-        let mut best: Option<(f64, Wide)> = None;
-        for way in WIDE.into_iter().filter(|way| way.fits(self.weights(which, 0))) {
+    fn fastest(&self, which: Projection, rows: usize, timer: &Timer) -> Result<WarpgroupTile, GpuError> {
+        let mut best: Option<(f64, WarpgroupTile)> = None;
+        for tile in WARPGROUP_TILES.into_iter().filter(|tile| tile.fits(self.weights(which, 0))) {
             // All layers in turn, so that weights come from where they do in a round.
-            let all = || (0..self.layers.len()).try_for_each(|n| self.product_by(which, n, rows, Some(way)));
+            let all = || (0..self.layers.len()).try_for_each(|n| self.project_by(which, n, rows, Some(tile)));
             all()?;
             let mut least = f64::INFINITY;
             for _ in 0..3 {
@@ -250,10 +257,11 @@ impl Network {
                 least = least.min(timer.seconds()?);
             }
             if best.is_none_or(|(seconds, _)| least < seconds) {
-                best = Some((least, way));
+                best = Some((least, tile));
             }
         }
-        best.map(|(_, way)| way).ok_or_else(|| GpuError::Model("no way of a wide product fits its weights".into()))
+        best.map(|(_, tile)| tile)
+            .ok_or_else(|| GpuError::Model("no tile configuration of a warpgroup GEMM fits its weights".into()))
     }
 }
 

@@ -115,7 +115,7 @@ fn a_narrow_round_takes_the_earliest_blocks() {
     s.push(&[1; 53], false);
     assert_eq!(run(&mut s, 1, &mut slabs), 20);
     s.push(&[1; 100], false);
-    // It becomes crowded while four windows are under way: the first goes on, the others wait.
+    // It becomes crowded while four windows are in flight: the first goes on, the others wait.
     for most in [4, 4, 4, 4, 1, 1] {
         let _ = s.next(usize::MAX, most, &mut slabs).expect("there is memory");
     }
@@ -162,7 +162,7 @@ fn the_last_blocks_share_slabs_and_read_only_what_is_still_there() {
             let mut slabs = Numbers::new(32);
             let mut s = Stream { steps, ..stream(FinalChunk::Causal) };
             s.push(&[1; 28], false);
-            // One block is on its way when the others come.
+            // One block is in flight when the others come.
             let _ = s.next(usize::MAX, most, &mut slabs).expect("there is memory");
             s.push(&vec![1; tokens], true);
             let promised = s.slabs_in_the_end();
@@ -174,7 +174,7 @@ fn the_last_blocks_share_slabs_and_read_only_what_is_still_there() {
                 promised <= blocks + 1 && (steps < 10 || blocks < 4 || promised < blocks),
                 "{promised} of {blocks}"
             );
-            assert!(most < 16 || rounds == steps - 1 + blocks, "{rounds} rounds for {blocks} blocks behind one");
+            assert!(most < 16 || rounds == steps - 1 + blocks, "{rounds} rounds for {blocks} blocks after one");
             s.free(&mut slabs);
             assert_eq!(slabs.used(), 0);
         }

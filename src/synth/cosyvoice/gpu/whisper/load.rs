@@ -59,9 +59,9 @@ impl Sizes {
     /// Layers of the encoder that take about so many operations, at least one.
     pub(super) fn layers_of(&self, operations: f64) -> usize {
         let (positions, width) = (self.positions() as f64, self.width as f64);
-        let products = 2.0 * positions * width * (4.0 * width + 2.0 * self.encoder.inner as f64);
+        let gemms = 2.0 * positions * width * (4.0 * width + 2.0 * self.encoder.inner as f64);
         let attention = 4.0 * positions * positions * width;
-        ((operations / (products + attention)) as usize).max(1)
+        ((operations / (gemms + attention)) as usize).max(1)
     }
 
     /// Whether the kernels run these sizes where a block has `shared` bytes.
@@ -95,15 +95,15 @@ pub trait Tensors {
     fn floats(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, GpuError>;
 }
 
-/// A product of the rows of a window: for cuBLASLt, or where that does not serve for a kernel of ours.
-pub(super) struct Product {
+/// A GEMM of the rows of a window: for cuBLASLt, or where that does not serve for a kernel of ours.
+pub(super) struct Projection {
     pub(super) plain: Option<(Buf, Buf)>,
     pub(super) packed: Option<Packed>,
     pub(super) n: usize,
     pub(super) k: usize,
 }
 
-impl Product {
+impl Projection {
     /// Of so many rows.
     pub(super) fn shape(&self, rows: usize) -> Shape {
         Shape { m: rows, n: self.n, k: self.k, gelu: false }
@@ -117,16 +117,16 @@ pub(super) struct Norm {
 
 pub(super) struct EncoderLayer {
     pub(super) attention_norm: Norm,
-    pub(super) qkv: Product,
-    pub(super) out: Product,
+    pub(super) qkv: Projection,
+    pub(super) out: Projection,
     pub(super) forward_norm: Norm,
-    pub(super) up: Product,
-    pub(super) down: Product,
+    pub(super) up: Projection,
+    pub(super) down: Projection,
 }
 
 pub(super) struct Encoder {
-    pub(super) conv1: Product,
-    pub(super) conv2: Product,
+    pub(super) conv1: Projection,
+    pub(super) conv2: Projection,
     pub(super) places: Buf,
     pub(super) layers: Vec<EncoderLayer>,
     pub(super) norm: Norm,
@@ -139,7 +139,7 @@ pub(super) struct DecoderLayer {
     pub(super) heard_norm: Norm,
     pub(super) query: Packed,
     /// Keys and values of a window.
-    pub(super) memory: Product,
+    pub(super) memory: Projection,
     pub(super) heard_out: Packed,
     pub(super) forward_norm: Norm,
     pub(super) up: Packed,
@@ -152,7 +152,7 @@ pub(super) struct Decoder {
     pub(super) places: Buf,
     pub(super) layers: Vec<DecoderLayer>,
     pub(super) norm: Norm,
-    /// The token vectors again, as a product.
+    /// The token vectors again, as a GEMM.
     pub(super) vocabulary: Packed,
 }
 
@@ -189,7 +189,7 @@ struct Loader<'a> {
     tensors: &'a mut dyn Tensors,
 }
 
-/// The rows of a product: weights `[n, k]` and biases.
+/// The rows of a GEMM: weights `[n, k]` and biases.
 struct Rows {
     weight: Vec<f32>,
     bias: Vec<f32>,
@@ -237,13 +237,13 @@ impl Loader<'_> {
         self.packer.whole(&rows.weight, rows.bias.len(), rows.k, 1, Some(&rows.bias))
     }
 
-    fn product(&self, rows: &Rows) -> Result<Product, GpuError> {
+    fn projection(&self, rows: &Rows) -> Result<Projection, GpuError> {
         let (n, k) = (rows.bias.len(), rows.k);
         if self.packer.elt == Elt::F32 {
-            return Ok(Product { plain: None, packed: Some(self.packed(rows)?), n, k });
+            return Ok(Projection { plain: None, packed: Some(self.packed(rows)?), n, k });
         }
         let plain = (self.packer.elements(&rows.weight)?, self.packer.elements(&rows.bias)?);
-        Ok(Product { plain: Some(plain), packed: None, n, k })
+        Ok(Projection { plain: Some(plain), packed: None, n, k })
     }
 
     fn norm(&mut self, name: &str, width: usize) -> Result<Norm, GpuError> {
@@ -270,16 +270,16 @@ impl Loader<'_> {
             let down = self.layer(format!("{name}.fc2"), width, sizes.encoder.inner)?;
             layers.push(EncoderLayer {
                 attention_norm: self.norm(&format!("{name}.self_attn_layer_norm"), width)?,
-                qkv: self.product(&qkv)?,
-                out: self.product(&out)?,
+                qkv: self.projection(&qkv)?,
+                out: self.projection(&out)?,
                 forward_norm: self.norm(&format!("{name}.final_layer_norm"), width)?,
-                up: self.product(&up)?,
-                down: self.product(&down)?,
+                up: self.projection(&up)?,
+                down: self.projection(&down)?,
             });
         }
         Ok(Encoder {
-            conv1: self.product(&conv1)?,
-            conv2: self.product(&conv2)?,
+            conv1: self.projection(&conv1)?,
+            conv2: self.projection(&conv2)?,
             places: self.table(&format!("{root}.embed_positions.weight"), &[sizes.positions(), width])?,
             layers,
             norm: self.norm(&format!("{root}.layer_norm"), width)?,
@@ -307,7 +307,7 @@ impl Loader<'_> {
                 out: self.packed(&out)?,
                 heard_norm: self.norm(&format!("{heard}_layer_norm"), width)?,
                 query: self.packed(&query)?,
-                memory: self.product(&memory)?,
+                memory: self.projection(&memory)?,
                 heard_out: self.packed(&heard_out)?,
                 forward_norm: self.norm(&format!("{name}.final_layer_norm"), width)?,
                 up: self.packed(&up)?,
@@ -330,7 +330,7 @@ fn scale(width: usize, heads: usize) -> f32 {
     ((width / heads) as f32).sqrt().recip()
 }
 
-/// Queries, scaled, keys and values as the parts of one product. Keys have no bias.
+/// Queries, scaled, keys and values as the parts of one GEMM. Keys have no bias.
 fn self_attention(name: &str, width: usize, heads: usize) -> [(String, usize, bool, f32); 3] {
     let part = |part: &str| format!("{name}.self_attn.{part}_proj");
     [(part("q"), width, true, scale(width, heads)), (part("k"), width, false, 1.0), (part("v"), width, true, 1.0)]
@@ -382,7 +382,7 @@ impl Whisper {
         Ok(this)
     }
 
-    /// Chooses how products run, so that no caller waits for it; and runs everything once.
+    /// Chooses how GEMMs run, so that no caller waits for it; and runs everything once.
     fn prepare(&mut self) -> Result<(), GpuError> {
         if let Some(lt) = &mut self.lt {
             let Encoder { conv1, conv2, layers, .. } = &self.encoder;
@@ -400,9 +400,9 @@ impl Whisper {
             if let Some(layer) = self.decoder.layers.first() {
                 all.push((&layer.memory, positions, &s.normed, &s.heard));
             }
-            for (product, rows, x, y) in all {
-                if let Some((w, bias)) = &product.plain {
-                    lt.prepare(product.shape(rows), Operands { x: x.ptr, w: w.ptr, bias: bias.ptr, y: y.ptr })?;
+            for (projection, rows, x, y) in all {
+                if let Some((w, bias)) = &projection.plain {
+                    lt.prepare(projection.shape(rows), Operands { x: x.ptr, w: w.ptr, bias: bias.ptr, y: y.ptr })?;
                 }
             }
         }

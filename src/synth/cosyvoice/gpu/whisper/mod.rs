@@ -6,10 +6,10 @@
 //!
 //! # Why
 //! - **One window at a time**: its 1,500 positions fill the device, and its numbers cannot depend on who else is heard.
-//!   Tokens go through the products whose sums have one order whatever the batch ([`super::gemm`]), so a text is the same
+//!   Tokens go through the GEMMs whose sums have one order whatever the batch ([`super::gemm`]), so a text is the same
 //!   alone and in company, to the bit.
 //! - **A stream between the voice's two** ([`super::context`]): a new turn's first audio goes before it, speech that
-//!   is made ahead of its listener goes behind it, and one context shares the device by blocks, where two would take
+//!   is made ahead of its listener has a lower priority, and one context shares the device by blocks, where two would take
 //!   turns of milliseconds.
 //! - **A text is as long as the model allows from the beginning**: it never has to move, and none runs out of memory.
 
@@ -18,7 +18,7 @@ pub(super) mod seat;
 
 use std::sync::Arc;
 
-use self::load::{Decoder, Encoder, Norm, Product, Scratch};
+use self::load::{Decoder, Encoder, Norm, Projection, Scratch};
 pub use self::load::{Sizes, Stack, Tensors};
 pub use self::seat::{Seat, SeatError};
 use super::device::{Device, Elt, GpuError, Kernel, start};
@@ -28,7 +28,7 @@ use super::lt::{Lt, Operands};
 use super::weights::Packed;
 use crate::synth::cosyvoice::backend::Hardware;
 
-/// Tokens of one [`Whisper::write`] at most: as many as take the products of few rows.
+/// Tokens of one [`Whisper::write`] at most: as many as a skinny GEMM takes.
 pub const ROWS: usize = super::gemm::NARROW;
 /// Operations of one [`Whisper::listen`], about: one to two milliseconds of an H100.
 const SHARE: f64 = 3e11;
@@ -187,10 +187,10 @@ impl Whisper {
         let rows = |n: usize| (n as u32, 1, 1);
         start!(d, k.frames, rows(frames), 128, 0;
             scratch.features.dev.ptr, taps.ptr, frames as i32, bands as i32, padded as i32)?;
-        self.product(&encoder.conv1, frames, taps.ptr, halves.ptr)?;
+        self.project(&encoder.conv1, frames, taps.ptr, halves.ptr)?;
         self.gelu(halves.ptr, frames * width)?;
         start!(d, k.halves, rows(self.sizes.positions()), 128, 0; halves.ptr, taps.ptr, frames as i32, width as i32)?;
-        self.product(&encoder.conv2, self.sizes.positions(), taps.ptr, y.ptr)?;
+        self.project(&encoder.conv2, self.sizes.positions(), taps.ptr, y.ptr)?;
         let count = self.sizes.positions() * width;
         start!(d, k.places, rows(count.div_ceil(256)), 256, 0; y.ptr, encoder.places.ptr, x.ptr, count as i64)?;
         d.sync()?;
@@ -229,18 +229,18 @@ impl Whisper {
         // What the layer before added last is still to be added.
         let added = if n == 0 { 0 } else { y.ptr };
         self.norm(&layer.attention_norm, x.ptr, added, normed.ptr, 0, positions)?;
-        self.product(&layer.qkv, positions, normed.ptr, qkv.ptr)?;
+        self.project(&layer.qkv, positions, normed.ptr, qkv.ptr)?;
         let stack = &self.sizes.encoder;
         let grid = (stack.heads as u32, positions.div_ceil(QUERIES) as u32, 1);
         let threads = if self.elt == Elt::F32 { QUERIES as u32 } else { 128 };
         let shared = attend_shared(self.elt, self.sizes.width / stack.heads);
         start!(self.device, self.kernels.attend, grid, threads, shared;
             qkv.ptr, taken.ptr, positions as i32, self.sizes.width as i32)?;
-        self.product(&layer.out, positions, taken.ptr, y.ptr)?;
+        self.project(&layer.out, positions, taken.ptr, y.ptr)?;
         self.norm(&layer.forward_norm, x.ptr, y.ptr, normed.ptr, 0, positions)?;
-        self.product(&layer.up, positions, normed.ptr, inner.ptr)?;
+        self.project(&layer.up, positions, normed.ptr, inner.ptr)?;
         self.gelu(inner.ptr, positions * stack.inner)?;
-        self.product(&layer.down, positions, inner.ptr, y.ptr)
+        self.project(&layer.down, positions, inner.ptr, y.ptr)
     }
 
     /// Keys and values of the states, for every layer of the decoder.
@@ -249,7 +249,7 @@ impl Whisper {
         let base = self.scratch.heard.ptr + (text * self.sizes.heard_values() * self.elt.size()) as u64;
         let each = (positions * 2 * self.sizes.width * self.elt.size()) as u64;
         for (n, layer) in self.decoder.layers.iter().enumerate() {
-            self.product(&layer.memory, positions, states, base + n as u64 * each)?;
+            self.project(&layer.memory, positions, states, base + n as u64 * each)?;
         }
         Ok(())
     }
@@ -335,21 +335,21 @@ impl Whisper {
         let mut added = 0;
         for (n, layer) in layers.iter().enumerate() {
             self.norm(&layer.attention_norm, s.text_x.ptr, added, s.text_normed.ptr, 0, rows)?;
-            self.few(&layer.qkv, rows, s.text_normed.ptr, s.text_qkv.ptr)?;
+            self.skinny(&layer.qkv, rows, s.text_normed.ptr, s.text_qkv.ptr)?;
             let at = (n * sizes.text * 2 * width) as i64;
             start!(d, k.keep, grid, 128, 0;
                 words, s.text_qkv.ptr, s.written.ptr, sizes.written_values() as i64, at, width as i32)?;
             self.recall(rows, s.text_qkv.ptr, 3 * width, s.written.ptr, sizes.written_values(), at, 0)?;
-            self.few(&layer.out, rows, s.text_taken.ptr, s.text_y.ptr)?;
+            self.skinny(&layer.out, rows, s.text_taken.ptr, s.text_y.ptr)?;
             self.norm(&layer.heard_norm, s.text_x.ptr, s.text_y.ptr, s.text_normed.ptr, 0, rows)?;
-            self.few(&layer.query, rows, s.text_normed.ptr, s.text_qkv.ptr)?;
+            self.skinny(&layer.query, rows, s.text_normed.ptr, s.text_qkv.ptr)?;
             let at = (n * sizes.positions() * 2 * width) as i64;
             self.recall(rows, s.text_qkv.ptr, width, s.heard.ptr, sizes.heard_values(), at, sizes.positions())?;
-            self.few(&layer.heard_out, rows, s.text_taken.ptr, s.text_y.ptr)?;
+            self.skinny(&layer.heard_out, rows, s.text_taken.ptr, s.text_y.ptr)?;
             self.norm(&layer.forward_norm, s.text_x.ptr, s.text_y.ptr, s.text_normed.ptr, 0, rows)?;
-            self.few(&layer.up, rows, s.text_normed.ptr, s.text_inner.ptr)?;
+            self.skinny(&layer.up, rows, s.text_normed.ptr, s.text_inner.ptr)?;
             self.gelu(s.text_inner.ptr, rows * sizes.decoder.inner)?;
-            self.few(&layer.down, rows, s.text_inner.ptr, s.text_y.ptr)?;
+            self.skinny(&layer.down, rows, s.text_inner.ptr, s.text_y.ptr)?;
             added = s.text_y.ptr;
         }
         if picked == 0 {
@@ -401,16 +401,16 @@ impl Whisper {
     }
 
     /// Rows of a window.
-    fn product(&self, p: &Product, rows: usize, x: u64, y: u64) -> Result<(), GpuError> {
+    fn project(&self, p: &Projection, rows: usize, x: u64, y: u64) -> Result<(), GpuError> {
         match (&self.lt, &p.plain, &p.packed) {
             (Some(lt), Some((w, bias)), _) => lt.run(p.shape(rows), Operands { x, w: w.ptr, bias: bias.ptr, y }),
-            (_, _, Some(packed)) => self.few(packed, rows, x, y),
-            _ => Err(GpuError::Model("a product has no weights".into())),
+            (_, _, Some(packed)) => self.skinny(packed, rows, x, y),
+            _ => Err(GpuError::Model("a GEMM has no weights".into())),
         }
     }
 
     /// Rows whose sums do not depend on how many there are.
-    fn few(&self, w: &Packed, rows: usize, x: u64, y: u64) -> Result<(), GpuError> {
+    fn skinny(&self, w: &Packed, rows: usize, x: u64, y: u64) -> Result<(), GpuError> {
         let (n, k) = (w.n as i32, w.cin as i32);
         let p = Conv { x, ldx: k, oute: y, lde: n, ldo: n, rows: rows as i32, scale: 1.0, ..Conv::default() };
         self.gemm.linear(w, p, None, 0)

@@ -1,7 +1,7 @@
-// Products for many rows on Hopper: the sums of gemm.cu's `gemv`, to the bit, by warpgroup instructions.
+// Warpgroup GEMMs: many rows on Hopper, the sums of gemm.cu's `gemv`, to the bit, by warpgroup instructions.
 //
-// Continues product.cuh. Both operands are tiled (`tiled` in common.cuh): [64 inputs][rows][64 values], swizzled, so that
-// any run of rows is one bulk copy and lies in shared memory as a warpgroup product wants it. Weights are a second copy of
+// Continues gemm.cuh. Both operands are tiled (`tiled` in common.cuh): [64 inputs][rows][64 values], swizzled, so that
+// any run of rows is one bulk copy and lies in shared memory as a warpgroup MMA wants it. Weights are a second copy of
 // gemm.cu's, of each 16 outputs the even ones first, so that a thread's two results of one row are neighbours.
 //
 // A block makes 64*GROUPS outputs of BN rows: a group of four warps multiplies 64 outputs each, and the first thread of
@@ -15,7 +15,7 @@
 #define SHARED_BY 8 // blocks of a cluster that shares the parts
 
 // Outputs n..n+3 of one row; `p.lde` is the height of the tiled result. Returns them as they are stored.
-DEV float4 wide_epilogue(const Conv& p, int n, int row, float4 v, float rs, float4 bias, float4 res) {
+DEV float4 warpgroup_epilogue(const Conv& p, int n, int row, float4 v, float rs, float4 bias, float4 res) {
     v.x *= rs; v.y *= rs; v.z *= rs; v.w *= rs;
     if (p.act == ACT_SILU_GATE) {
         store2(p.oute + tiled(p.lde, row, n >> 1), v.x * sigmoid(v.x) * v.y, v.z * sigmoid(v.z) * v.w);
@@ -48,8 +48,8 @@ DEV float row_squares(float4 v) {
     return s;
 }
 
-// The same sums for operands that no product made: 64 rows, and one part, a block.
-KERNEL __launch_bounds__(256) wide_squares(const elt* x, float* squares_out, int height, int rows, int k) {
+// The same sums for operands that no GEMM made: 64 rows, and one part, a block.
+KERNEL __launch_bounds__(256) warpgroup_squares(const elt* x, float* squares_out, int height, int rows, int k) {
     dep_wait();
     dep_go();
     const int row = blockIdx.x * 64 + (threadIdx.x >> 2), t4 = threadIdx.x & 3, chunks = k >> 6, per = SPLIT_CHUNKS(k);
@@ -75,7 +75,7 @@ KERNEL __launch_bounds__(256) wide_squares(const elt* x, float* squares_out, int
 enum { SHORT = 0, LONG = 1, SHARED = 2 };
 // ST: stages of the ring; INPUTS: whether parts are single steps of 64 inputs, or longer, or shared by a cluster; MORE:
 // registers of a thread that multiplies, taken from four warps that copy; 0: as launched, with one warp that copies.
-template <int GROUPS, int BN, int ST, int INPUTS, int MORE> DEV void wide(const Conv& p, const float* sq_in, float* sq_out) {
+template <int GROUPS, int BN, int ST, int INPUTS, int MORE> DEV void warpgroup(const Conv& p, const float* sq_in, float* sq_out) {
     extern __shared__ __align__(1024) unsigned char raw[];
     constexpr int BM = 64 * GROUPS, LD = BM + 4, WORKERS = 128 * GROUPS;
     constexpr u32 WEIGHTS = BM * 128, STAGE = WEIGHTS + BN * 128;
@@ -133,7 +133,7 @@ template <int GROUPS, int BN, int ST, int INPUTS, int MORE> DEV void wide(const 
         inv[tid] = rsqrtf(all / p.kreal + p.eps);
     }
     __syncwarp();
-    // the part under way; the one before, of a pair; all pairs (or parts) before that
+    // the part in flight; the one before, of a pair; all pairs (or parts) before that
     float acc[BN / 2], held[INPUTS == LONG ? BN / 2 : 1], tot[BN / 2];
 #pragma unroll
     for (int e = 0; e < BN / 2; e++) { tot[e] = 0.f; acc[e] = 0.f; if (INPUTS == LONG) held[e] = 0.f; }
@@ -201,7 +201,7 @@ template <int GROUPS, int BN, int ST, int INPUTS, int MORE> DEV void wide(const 
             const u32 at = ring + (r * LD + n) * 4;
             float4 v = none;
             if (INPUTS == SHARED) {
-                // many on their way at once: each comes from another multiprocessor
+                // many in flight at once: each comes from another multiprocessor
                 float4 u[SHARED_BY];
 #pragma unroll
                 for (int e = 0; e < SHARED_BY; e++) u[e] = peer_load4(peer(at, e));
@@ -212,7 +212,7 @@ template <int GROUPS, int BN, int ST, int INPUTS, int MORE> DEV void wide(const 
                 v = make_float4(__uint_as_float(b.x), __uint_as_float(b.y), __uint_as_float(b.z), __uint_as_float(b.w));
             }
             const bool mine = column && row < p.rows;
-            if (mine) v = wide_epilogue(p, n0 + n, row, v, p.eps > 0.f ? inv[r] : 1.f, bias, res[j]);
+            if (mine) v = warpgroup_epilogue(p, n0 + n, row, v, p.eps > 0.f ? inv[r] : 1.f, bias, res[j]);
             // half a warp has 64 outputs of a row
             if (sq_out) {
                 const float s = row_squares(v);
@@ -224,17 +224,17 @@ template <int GROUPS, int BN, int ST, int INPUTS, int MORE> DEV void wide(const 
     if (INPUTS == SHARED) cluster_sync();
 }
 // names: outputs x rows of a block
-#define WIDE_KERNEL(NAME, GROUPS, BN, ST, INPUTS, MORE, BLOCKS) \
+#define WARPGROUP_KERNEL(NAME, GROUPS, BN, ST, INPUTS, MORE, BLOCKS) \
     KERNEL __launch_bounds__(128 * GROUPS + (MORE ? 128 : 32), BLOCKS) NAME(const __grid_constant__ Conv p, const float* sq_in, float* sq_out) { \
-        wide<GROUPS, BN, ST, INPUTS, MORE>(p, sq_in, sq_out); \
+        warpgroup<GROUPS, BN, ST, INPUTS, MORE>(p, sq_in, sq_out); \
     }
-WIDE_KERNEL(wide_64x32, 1, 32, 8, SHORT, 0, 2)
-WIDE_KERNEL(wide_64x64, 1, 64, 6, SHORT, 0, 2)
-WIDE_KERNEL(wide_128x64, 2, 64, 4, SHORT, 0, 2)
-WIDE_KERNEL(wide_192x128, 3, 128, 5, SHORT, 152, 1)
-WIDE_KERNEL(wide_64x64_long, 1, 64, 6, LONG, 0, 2)
-WIDE_KERNEL(wide_128x128_long, 2, 128, 6, LONG, 232, 1)
-WIDE_KERNEL(wide_64x64_shared, 1, 64, 6, SHARED, 0, 2)
-WIDE_KERNEL(wide_128x64_shared, 2, 64, 4, SHARED, 0, 2)
-WIDE_KERNEL(wide_128x128_shared, 2, 128, 6, SHARED, 0, 1)
+WARPGROUP_KERNEL(warpgroup_64x32, 1, 32, 8, SHORT, 0, 2)
+WARPGROUP_KERNEL(warpgroup_64x64, 1, 64, 6, SHORT, 0, 2)
+WARPGROUP_KERNEL(warpgroup_128x64, 2, 64, 4, SHORT, 0, 2)
+WARPGROUP_KERNEL(warpgroup_192x128, 3, 128, 5, SHORT, 152, 1)
+WARPGROUP_KERNEL(warpgroup_64x64_long, 1, 64, 6, LONG, 0, 2)
+WARPGROUP_KERNEL(warpgroup_128x128_long, 2, 128, 6, LONG, 232, 1)
+WARPGROUP_KERNEL(warpgroup_64x64_shared, 1, 64, 6, SHARED, 0, 2)
+WARPGROUP_KERNEL(warpgroup_128x64_shared, 2, 64, 4, SHARED, 0, 2)
+WARPGROUP_KERNEL(warpgroup_128x128_shared, 2, 128, 6, SHARED, 0, 1)
 #endif

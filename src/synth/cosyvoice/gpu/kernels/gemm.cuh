@@ -1,4 +1,4 @@
-// What the kernels of gemm.cu, gemv.cu and wide.cu share: the parameters of a product and what follows its sums.
+// What the kernels of gemm.cu, gemv.cu and warpgroup.cu share: the parameters of a GEMM and what follows its sums.
 enum { ACT_NONE = 0, ACT_SNAKE = 1, ACT_LEAKY = 2, ACT_MISH = 3, ACT_SILU_GATE = 4, ACT_GELU = 5 };
 
 struct Conv {
@@ -41,7 +41,7 @@ DEV Added added(const Conv& p, int n, int row) {
     const float2 none = make_float2(0.f, 0.f);
     return {p.bias ? *(const float2*)(p.bias + n) : none, p.res ? *(const float2*)(p.res + (i64)row * p.ldo + n) : none};
 }
-// What is added later: `sum` or `post`, of which a product has one at most.
+// What is added later: `sum` or `post`, of which a GEMM has one at most.
 DEV float2 added_late(const Conv& p, int n, int row) {
     const float* from = p.sum ? p.sum : p.post;
     return from ? *(const float2*)(from + (i64)row * p.ldo + n) : make_float2(0.f, 0.f);

@@ -1,4 +1,4 @@
-//! Whether the language model's products keep their promise, and what each way of cutting them costs.
+//! Whether the language model's GEMMs keep their promise, and what each tile configuration costs.
 //!
 //! The promise: a row's results are the same bits however many rows there are and whatever kernel is chosen.
 
@@ -6,12 +6,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::device::{Buf, Device, Elt, GpuError, Timer};
-use super::gemm::{Act, Conv, Gemm, NARROW, PARTS, Squares, Tile, WIDE, Wide};
+use super::gemm::{Act, Conv, Gemm, NARROW, PARTS, Squares, Tile, WARPGROUP_TILES, WarpgroupTile};
 use super::weights::{Packed, Packer, Random, Source};
 use crate::synth::cosyvoice::backend::Hardware;
 use crate::synth::cosyvoice::checkpoint::Part;
 
-/// One product of a layer: outputs and inputs.
+/// One GEMM of a layer: outputs and inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
     /// Outputs.
@@ -20,22 +20,22 @@ pub struct Size {
     pub k: usize,
 }
 
-/// What one way of running a product costs.
+/// What a GEMM costs with one kernel and tile configuration.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ProductCost {
-    /// Which product.
+pub struct GemmCost {
+    /// Which GEMM.
     pub size: Size,
     /// Rows.
     pub rows: usize,
     /// The kernel and its block shape.
-    pub way: String,
+    pub kernel: String,
     /// Seconds of one, many being started one after another.
     pub seconds: f64,
-    /// Whether it is the one that the model takes; wide ones it times itself.
+    /// Whether it is the one that the model takes; of warpgroup GEMMs it times them itself.
     pub chosen: bool,
 }
 
-impl fmt::Display for ProductCost {
+impl fmt::Display for GemmCost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let flops = 2.0 * (self.rows * self.size.n * self.size.k) as f64;
         write!(
@@ -44,7 +44,7 @@ impl fmt::Display for ProductCost {
             self.size.n,
             self.size.k,
             self.rows,
-            self.way,
+            self.kernel,
             self.seconds * 1e6,
             flops / self.seconds / 1e12,
             (self.size.n * self.size.k * 2) as f64 / self.seconds / 1e9,
@@ -59,7 +59,7 @@ const EPSILON: f32 = 1e-6;
 /// Launches that are timed together.
 const CHAIN: usize = 50;
 
-/// A product with operands of its own.
+/// A GEMM with operands of its own.
 struct Bench {
     device: Arc<Device>,
     gemm: Gemm,
@@ -106,7 +106,7 @@ impl Bench {
         }
         Ok(Self {
             device: device.clone(),
-            gemm: Gemm::with_wide(device, elt)?,
+            gemm: Gemm::with_warpgroup(device, elt)?,
             w,
             size,
             plain: device.upload("activations", &values)?,
@@ -118,7 +118,7 @@ impl Bench {
         })
     }
 
-    /// `rows` rows from `first` on, as the model runs a product that follows a norm.
+    /// `rows` rows from `first` on, as the model runs a GEMM that follows a norm.
     fn plain(&self, first: usize, rows: usize, tile: Option<Tile>) -> Result<(), GpuError> {
         let Size { n, k } = self.size;
         let p = Conv {
@@ -141,7 +141,7 @@ impl Bench {
         self.gemm.squares(self.tiled.ptr, self.squares.ptr, ROOM, rows, self.size.k)
     }
 
-    fn tiled(&self, rows: usize, how: Wide) -> Result<(), GpuError> {
+    fn tiled(&self, rows: usize, tile: WarpgroupTile) -> Result<(), GpuError> {
         let Size { n, k } = self.size;
         let p = Conv {
             x: self.tiled.ptr,
@@ -152,20 +152,20 @@ impl Bench {
             scale: 1.0,
             ..Conv::default()
         };
-        self.gemm.wide(&self.w, p, Some((EPSILON, k)), Squares { inputs: self.squares.ptr, results: 0 }, how)
+        self.gemm.warpgroup(&self.w, p, Some((EPSILON, k)), Squares { inputs: self.squares.ptr, results: 0 }, tile)
     }
 
     /// The gated form, which writes rounded values only.
-    fn gated(&self, rows: usize, how: Option<Wide>) -> Result<Vec<u16>, GpuError> {
+    fn gated(&self, rows: usize, tile: Option<WarpgroupTile>) -> Result<Vec<u16>, GpuError> {
         let Size { n, k } = self.size;
         self.device.fill_zero(self.rounded.ptr, self.rounded.bytes)?;
         let p = Conv { oute: self.rounded.ptr, act: Act::SiluGate, rows: rows as i32, scale: 1.0, ..Conv::default() };
         let norm = Some((EPSILON, k));
-        match how {
-            Some(how) => {
+        match tile {
+            Some(tile) => {
                 let p = Conv { x: self.tiled.ptr, ldx: ROOM as i32, lde: ROOM as i32, ..p };
                 self.squares(rows)?;
-                self.gemm.wide(&self.w, p, norm, Squares { inputs: self.squares.ptr, results: 0 }, how)?;
+                self.gemm.warpgroup(&self.w, p, norm, Squares { inputs: self.squares.ptr, results: 0 }, tile)?;
             }
             None => {
                 let p = Conv { x: self.plain.ptr, ldx: k as i32, lde: (n / 2) as i32, ..p };
@@ -174,7 +174,7 @@ impl Bench {
         }
         let mut all = vec![0u16; ROOM * n / 2];
         self.device.read(self.rounded.ptr, &mut all)?;
-        let at = |row: usize, col: usize| if how.is_some() { place(row, col) } else { row * n / 2 + col };
+        let at = |row: usize, col: usize| if tile.is_some() { place(row, col) } else { row * n / 2 + col };
         Ok((0..rows * n / 2).map(|i| all[at(i / (n / 2), i % (n / 2))]).collect())
     }
 
@@ -238,16 +238,16 @@ pub fn disagreements(ordinal: u32, hardware: &Hardware, size: Size) -> Result<Ve
             check(&mut out, format!("{tile:?}"), rows)?;
         }
         if device.hopper {
-            for how in WIDE.into_iter().filter(|way| way.fits(&bench.w)) {
+            for tile in WARPGROUP_TILES.into_iter().filter(|tile| tile.fits(&bench.w)) {
                 for count in [9, 33, 64, rows] {
                     bench.squares(count)?;
-                    bench.tiled(count, how)?;
-                    check(&mut out, format!("{how:?} of {count}"), count)?;
+                    bench.tiled(count, tile)?;
+                    check(&mut out, format!("{tile:?} of {count}"), count)?;
                 }
-                let (plain, tiled) = (bench.gated(NARROW, None)?, bench.gated(NARROW, Some(how))?);
+                let (plain, tiled) = (bench.gated(NARROW, None)?, bench.gated(NARROW, Some(tile))?);
                 if plain != tiled {
                     let wrong = plain.iter().zip(&tiled).filter(|(a, b)| a != b).count();
-                    out.push(format!("{elt:?} {size:?} {how:?} gated: {wrong} of {}", plain.len()));
+                    out.push(format!("{elt:?} {size:?} {tile:?} gated: {wrong} of {}", plain.len()));
                 }
             }
         }
@@ -255,26 +255,26 @@ pub fn disagreements(ordinal: u32, hardware: &Hardware, size: Size) -> Result<Ve
     Ok(out)
 }
 
-/// What each way of running `sizes` costs at `rows` rows.
+/// What GEMMs of `sizes` cost with each kernel and tile configuration,  at `rows` rows.
 ///
 /// # Errors
 /// The device failed.
-pub fn costs(ordinal: u32, hardware: &Hardware, sizes: &[Size], rows: &[usize]) -> Result<Vec<ProductCost>, GpuError> {
+pub fn costs(ordinal: u32, hardware: &Hardware, sizes: &[Size], rows: &[usize]) -> Result<Vec<GemmCost>, GpuError> {
     let device = Device::open(ordinal, hardware)?;
     let mut out = Vec::new();
     for &size in sizes {
         let bench = Bench::new(&device, Elt::Bf16, size)?;
         for &rows in rows {
-            let mut add = |way: String, seconds: f64, chosen: bool| {
-                out.push(ProductCost { size, rows, way, seconds, chosen });
+            let mut add = |kernel: String, seconds: f64, chosen: bool| {
+                out.push(GemmCost { size, rows, kernel, seconds, chosen });
             };
             let tiled = bench.gemm.tiled(rows);
-            let way = if rows <= NARROW { "gemv" } else { "split" };
-            add(way.into(), bench.seconds(|| bench.plain(0, rows, None))?, !tiled);
+            let kernel = if rows <= NARROW { "gemv" } else { "split" };
+            add(kernel.into(), bench.seconds(|| bench.plain(0, rows, None))?, !tiled);
             if tiled {
                 bench.squares(rows)?;
-                for how in WIDE.into_iter().filter(|way| way.fits(&bench.w)) {
-                    add(format!("{how:?}"), bench.seconds(|| bench.tiled(rows, how))?, false);
+                for tile in WARPGROUP_TILES.into_iter().filter(|tile| tile.fits(&bench.w)) {
+                    add(format!("{tile:?}"), bench.seconds(|| bench.tiled(rows, tile))?, false);
                 }
             }
         }
