@@ -102,8 +102,8 @@ impl Place {
                 let prefix = format!("{job}/{}-{}.", id.item, id.part);
                 let counts = key(job, id, fence);
                 let found = objects.list(prefix).map_err(BatchError::Objects)?;
-                let earlier = found.into_iter().map(|(key, _)| key).filter(|key| *key != counts);
-                earlier.map(|key| objects.delete(key)).collect::<Result<(), _>>().map_err(BatchError::Objects)
+                let mut earlier = found.into_iter().map(|(key, _)| key).filter(|key| *key != counts);
+                earlier.try_for_each(|key| objects.delete(key)).map_err(BatchError::Objects)
             }
         }
     }
