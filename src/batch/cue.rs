@@ -46,10 +46,7 @@ struct Cue {
 /// The first mistake in its markup.
 pub(super) fn split(item: &Item, language: Option<&str>, lexicon: &Lexicon) -> Result<Vec<String>, String> {
     let cuts = Script::whole_reading(&item.input, SegmentConfig::default(), item.markup, lexicon)?;
-    let apart = |cut| match cut {
-        Cut::Piece(piece) if language.is_none() => piece.by_language().into_iter().map(Cut::Piece).collect(),
-        cut => vec![cut],
-    };
+    let apart = |cut: Cut| if language.is_none() { cut.by_language() } else { vec![cut] };
     let one = |cut| match (item.markup, cut) {
         // Read when it is spoken: the lexicon may have changed until then.
         (Markup::None, Cut::Piece(piece)) => Some(piece.text),

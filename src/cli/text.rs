@@ -81,11 +81,13 @@ impl Args {
     fn line(&self, text: &str) -> Result<String, Failure> {
         let segments = SegmentConfig::default();
         let markup = if self.ssml { Markup::Ssml } else { Markup::None };
+        let apart = |cut: Cut| if self.lang.is_none() { cut.by_language() } else { vec![cut] };
         let cuts = Script::whole(text, segments, markup).map_err(Failure::failed)?;
+        let cuts: Vec<Cut> = cuts.into_iter().flat_map(apart).collect();
         let whole = match self.ssml {
             true => cuts.clone(),
             // What the sentences are cut from, as one.
-            false => vec![Cut::from(clean(text))],
+            false => apart(Cut::from(clean(text))),
         };
         let shown: String =
             whole.iter().map(|cut| if let Cut::Piece(piece) = cut { &piece.text } else { " " }).collect();
@@ -179,6 +181,19 @@ mod tests {
         assert_eq!(printed["language"], "en");
         assert_eq!(printed["changes"], json!([{ "written": "$5", "spoken": "five dollars" }]));
         assert_eq!(printed["segments"][0], json!({ "written": "Pay $5.", "spoken": "Pay five dollars." }));
+    }
+
+    #[test]
+    fn each_clause_is_read_in_its_own_language_unless_one_is_named() {
+        let text = "Guten Tag, how are you? We have 5.";
+        let printed: Value = serde_json::from_str(&args(true).line(text).unwrap_or_default()).expect("an object");
+        assert_eq!(printed["spoken"], "Guten Tag, how are you? We have five.");
+        assert_eq!(
+            (&printed["segments"][0]["language"], &printed["segments"][1]["language"]),
+            (&json!("de"), &json!("en"))
+        );
+        let german = Args { lang: Some("de".into()), ..args(false) }.line(text).unwrap_or_default();
+        assert_eq!(german, "Guten Tag, how are you? We have fünf.");
     }
 
     #[test]

@@ -146,12 +146,7 @@ impl Speaker {
     /// More to say, after what waits.
     pub fn add(&mut self, parts: impl IntoIterator<Item = impl Into<Cut>>) {
         for cut in parts.into_iter().map(Into::into) {
-            let cuts: Vec<Cut> = match cut {
-                Cut::Piece(piece) if self.manner.language.is_none() => {
-                    piece.by_language().into_iter().map(Cut::Piece).collect()
-                }
-                cut => vec![cut],
-            };
+            let cuts = if self.manner.language.is_none() { cut.by_language() } else { vec![cut] };
             self.given.of += cuts.iter().map(chars).sum::<usize>();
             self.waiting.extend(cuts);
         }

@@ -56,6 +56,16 @@ pub enum Cut {
     Break(Duration),
 }
 
+impl Cut {
+    /// The same in pieces of one language each: [`Piece::by_language`].
+    pub fn by_language(self) -> Vec<Self> {
+        match self {
+            Cut::Piece(piece) => piece.by_language().into_iter().map(Cut::Piece).collect(),
+            silence => vec![silence],
+        }
+    }
+}
+
 impl From<String> for Cut {
     fn from(text: String) -> Self {
         Cut::Piece(Piece { text, ..Piece::default() })
