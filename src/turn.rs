@@ -285,6 +285,51 @@ impl StageTimes {
     }
 }
 
+/// How a piece of a text sounds, where that is given.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Phonemes {
+    /// In the mnemonics of espeak-ng.
+    Espeak(String),
+    /// In Mandarin.
+    Pinyin {
+        /// Syllables with a digit for their tone, a space between them: `chong2 qing4`. See [`crate::text::pinyin`].
+        pinyin: String,
+    },
+}
+
+/// A piece of a text in bytes, and how it sounds.
+pub type Sound = (Range<usize>, Phonemes);
+
+/// What is said next of a text that is still being written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Saying {
+    /// The words.
+    pub text: String,
+    /// Pieces of it whose phonemes are given, in order.
+    pub sounds: Vec<Sound>,
+}
+
+impl Saying {
+    /// Goes on with `text` and what is given of it.
+    pub fn push(&mut self, text: &str, sounds: impl IntoIterator<Item = Sound>) {
+        let from = self.text.len();
+        self.sounds.extend(sounds.into_iter().map(|(at, sound)| (at.start + from..at.end + from, sound)));
+        self.text.push_str(text);
+    }
+
+    /// Whether there is nothing of it.
+    pub fn is_empty(&self) -> bool {
+        self.text.is_empty()
+    }
+}
+
+impl From<&str> for Saying {
+    fn from(text: &str) -> Self {
+        Self { text: text.to_owned(), sounds: Vec::new() }
+    }
+}
+
 /// A sentence-sized part of a turn, synthesised as a unit.
 #[derive(Clone, Debug)]
 pub struct Utterance {
@@ -313,8 +358,8 @@ pub struct Utterance {
     pub speed: f32,
     /// What of the text is no words.
     pub markup: Markup,
-    /// Pieces of `text` whose phonemes are given, in the mnemonics of espeak-ng; in order.
-    pub sounds: Vec<(Range<usize>, String)>,
+    /// Pieces of `text` whose phonemes are given, in order.
+    pub sounds: Vec<Sound>,
     /// Where the voice tells when each word sounds, once it knows.
     pub words: WordTimes,
     /// Where the device tells how its first audio came about.
@@ -324,6 +369,11 @@ pub struct Utterance {
 }
 
 impl Utterance {
+    /// What is said of it, so far.
+    pub fn said(&self) -> Saying {
+        Saying { text: self.text.clone(), sounds: self.sounds.clone() }
+    }
+
     /// `text` in the default voice as it speaks by itself, wanted until its stream is closed.
     pub fn plain(stream: StreamId, class: Class, text: impl Into<String>) -> Self {
         Self {

@@ -5,8 +5,6 @@
 //! database keeps one text for each utterance; how one is spoken that had markup stands in that text, behind a control
 //! character, which no other has, as these are taken out of texts. So databases are as they were.
 
-use std::ops::Range;
-
 use serde::{Deserialize, Serialize};
 
 use super::Item;
@@ -14,7 +12,7 @@ use super::store::Work;
 use crate::audio::{RATE, to_i16};
 use crate::call::segment::{Cut, Piece, Script, SegmentConfig};
 use crate::text::{How, Lexicon, Normalise, read_given};
-use crate::turn::{Class, Markup, StreamId, Utterance};
+use crate::turn::{Class, Markup, Sound, StreamId, Utterance};
 use crate::voice::loudness::Leveller;
 
 /// Begins a text that is a [`Cue`].
@@ -34,7 +32,7 @@ struct Cue {
     gain: f32,
     /// Pieces of it in bytes, and their phonemes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    sounds: Vec<(Range<usize>, String)>,
+    sounds: Vec<Sound>,
     /// Silence, in place of all that.
     #[serde(default)]
     silence_ms: u64,

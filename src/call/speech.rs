@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::turn::{SpeechSink, StreamId, Utterance, UtteranceId};
+use crate::turn::{Saying, SpeechSink, StreamId, Utterance, UtteranceId};
 
 /// Makes speech of utterances. Implemented in [`crate::gateway`] for the engine, and by fakes in tests.
 pub trait Speech: Send + Sync + 'static {
@@ -26,7 +26,7 @@ pub trait Speech: Send + Sync + 'static {
         None
     }
 
-    /// Whether `voice` says phonemes that a whole text gives; others say the words that are written.
+    /// Whether `voice` says phonemes that a text gives; others say the words that are written.
     fn says_phonemes(&self, _voice: Option<&str>) -> bool {
         true
     }
@@ -39,7 +39,7 @@ pub trait Speech: Send + Sync + 'static {
     /// Goes on with the text of a streamed utterance that was taken; behind the `last` piece none follows, and each ends
     /// where a word does. Never waits.
     /// What belongs to an utterance that is over is dropped.
-    fn append(&self, _stream: StreamId, _utterance: UtteranceId, _text: &str, _last: bool) {}
+    fn append(&self, _stream: StreamId, _utterance: UtteranceId, _said: &Saying, _last: bool) {}
 
     /// Tells how the listener of `stream` fares.
     fn note(&self, stream: StreamId, note: StreamState);

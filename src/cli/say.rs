@@ -264,7 +264,7 @@ fn speak_as_it_comes(
             let count = source.read(&mut piece).map_err(Failure::failed)?;
             unread.extend_from_slice(&piece[..count]);
             let text = take_text(&mut unread, count == 0);
-            ready = voice.append(slot, &text, count == 0).map_err(Failure::failed)?;
+            ready = voice.append(slot, &text.as_str().into(), count == 0).map_err(Failure::failed)?;
             if count == 0 && ready.is_empty() {
                 return Err(Failure::failed("the text ended and nothing is left to run"));
             }

@@ -2,7 +2,7 @@
 
 use crate::call::{Refusal, Speech, StreamState};
 use crate::synth::device::{Engine, StreamNote};
-use crate::turn::{SpeechSink, StreamId, Utterance, UtteranceId};
+use crate::turn::{Saying, SpeechSink, StreamId, Utterance, UtteranceId};
 
 impl Speech for Engine {
     fn submit(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refusal> {
@@ -22,8 +22,8 @@ impl Speech for Engine {
         Engine::speaks(self, voice, tag)
     }
 
-    fn append(&self, stream: StreamId, utterance: UtteranceId, text: &str, last: bool) {
-        Engine::append(self, stream, utterance, text, last);
+    fn append(&self, stream: StreamId, utterance: UtteranceId, said: &Saying, last: bool) {
+        Engine::append(self, stream, utterance, said, last);
     }
 
     fn note(&self, stream: StreamId, note: StreamState) {
@@ -79,8 +79,8 @@ impl Speech for WithFallback {
         Engine::speaks(&self.engine, voice, tag)
     }
 
-    fn append(&self, stream: StreamId, utterance: UtteranceId, text: &str, last: bool) {
-        Engine::append(&self.engine, stream, utterance, text, last);
+    fn append(&self, stream: StreamId, utterance: UtteranceId, said: &Saying, last: bool) {
+        Engine::append(&self.engine, stream, utterance, said, last);
     }
 
     fn note(&self, stream: StreamId, note: StreamState) {

@@ -53,7 +53,7 @@ use super::{Caps, Memory, SynthError, Synthesizer, VoiceInfo};
 use crate::clock;
 use crate::sched::{Config, Load, PerStage, Quotas};
 pub use crate::sched::{Refused, RefusedReason, StreamNote};
-use crate::turn::{Class, SpeechSink, StreamId, Utterance, UtteranceId};
+use crate::turn::{Class, Saying, SpeechSink, StreamId, Utterance, UtteranceId};
 use crate::voice::copies::{Library, is_content};
 
 /// Loads one voice onto one device; called on the device's own thread, once at the start and again after each failure.
@@ -180,7 +180,7 @@ pub(super) trait Respeak: Send + Sync {
         &self,
         like: Option<Sound>,
         utterance: Utterance,
-        text: &dyn Fn() -> Vec<(String, bool)>,
+        text: &dyn Fn() -> Vec<(Saying, bool)>,
         sink: SpeechSink,
     ) -> Result<(), Refused>;
 }
@@ -269,12 +269,12 @@ impl Engine {
 
     /// Goes on with the text of a streamed utterance that was taken; behind the `last` piece none follows. A piece ends
     /// where a word does. One that is over is ignored.
-    pub fn append(&self, stream: StreamId, utterance: UtteranceId, text: &str, last: bool) {
+    pub fn append(&self, stream: StreamId, utterance: UtteranceId, said: &Saying, last: bool) {
         let devices = self.inner.devices();
         // Held until it is taken: an utterance that moves to another device takes all of its text there, or none of this.
         let placements = lock(&self.inner.placements);
         if let Some(device) = placements.get(&stream).and_then(|placement| devices.get(&placement.device)) {
-            device.append(utterance, text, last);
+            device.append(utterance, said, last);
         }
     }
 
@@ -481,7 +481,7 @@ impl Inner {
         utterance: &Utterance,
         content: Option<&str>,
         sink: &SpeechSink,
-        again: Option<&dyn Fn() -> Vec<(String, bool)>>,
+        again: Option<&dyn Fn() -> Vec<(Saying, bool)>>,
         order: impl FnOnce(Option<usize>) -> Vec<usize>,
     ) -> Result<(), Refused> {
         let mut placements = lock(&self.placements);
@@ -502,8 +502,8 @@ impl Inner {
             match device.submit(utterance, content, sink, recorder) {
                 Ok(()) => {
                     placements.insert(stream, Placement { device: number, unpaced });
-                    for (text, last) in again.map(|text| text()).unwrap_or_default() {
-                        device.append(utterance.id, &text, last);
+                    for (said, last) in again.map(|text| text()).unwrap_or_default() {
+                        device.append(utterance.id, &said, last);
                     }
                     return Ok(());
                 }
@@ -527,7 +527,7 @@ impl Respeak for Inner {
         &self,
         like: Option<Sound>,
         utterance: Utterance,
-        text: &dyn Fn() -> Vec<(String, bool)>,
+        text: &dyn Fn() -> Vec<(Saying, bool)>,
         sink: SpeechSink,
     ) -> Result<(), Refused> {
         let (devices, content) = (self.devices(), self.content(utterance.voice.as_deref()));

@@ -21,6 +21,7 @@
 
 mod child;
 mod form;
+mod pinyin;
 mod voices;
 mod words;
 

@@ -162,7 +162,7 @@ fn folders(dir: &Path) -> io::Result<Vec<PathBuf>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::turn::{Class, Markup, StreamId};
+    use crate::turn::{Class, Markup, Phonemes, StreamId};
 
     fn utterance() -> Utterance {
         Utterance::plain(StreamId::next(), Class::Live, "Hello.")
@@ -197,7 +197,8 @@ mod tests {
             identity.key(&Utterance { seed: 1, ..utterance() }),
             identity.key(&Utterance { speed: 1.1, ..utterance() }),
             identity.key(&Utterance { markup: Markup::Tags, ..utterance() }),
-            identity.key(&Utterance { sounds: vec![(0..5, "h@l'oU".into())], ..utterance() }),
+            identity.key(&Utterance { sounds: vec![(0..5, Phonemes::Espeak("ma1".into()))], ..utterance() }),
+            identity.key(&Utterance { sounds: vec![(0..5, Phonemes::Pinyin { pinyin: "ma1".into() })], ..utterance() }),
             Identity::of_model("cpu".into(), told("m"), voices.clone()).key(&utterance()),
             Identity::of_model("gpu".into(), told("n"), voices).key(&utterance()),
             Identity::of_model("gpu".into(), told("m"), enrolled_anew).key(&utterance()),

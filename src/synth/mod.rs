@@ -17,7 +17,7 @@ pub use self::cosyvoice::bistream::Order as TextOrder;
 pub use self::identity::Identity;
 pub use self::precedence::Precedence;
 pub use crate::sched::{EngineLimits, Need, Outcome, PerStage, Seeds, Slot, Stage, Stages, Step};
-use crate::turn::{Utterance, UtteranceId};
+use crate::turn::{Saying, Utterance, UtteranceId};
 
 /// What one step did for one slot: what the scheduler follows, and the audio, which it never sees.
 #[derive(Debug)]
@@ -101,7 +101,7 @@ pub trait Synthesizer: Send {
     ///
     /// # Errors
     /// The slot is not streamed, or its text has ended.
-    fn append(&mut self, _slot: Slot, _text: &str, _last: bool) -> Result<Stages, SynthError> {
+    fn append(&mut self, _slot: Slot, _said: &Saying, _last: bool) -> Result<Stages, SynthError> {
         Err(SynthError::Input("the slot speaks a whole text".into()))
     }
 

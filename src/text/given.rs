@@ -9,6 +9,7 @@ use std::ops::Range;
 use super::say_as::{SayAs, say_as};
 use super::scan::{Spoken, Writer};
 use super::{Language, Lexicon, Normalise, Reading, read, read_after};
+use crate::turn::{Phonemes, Sound};
 
 /// Stands for a piece while the rules read the rest. Private use: no rule and no language has it.
 const VEIL: char = '\u{f0000}';
@@ -29,8 +30,8 @@ pub enum Say {
     Words(String),
     /// As this kind of thing.
     As(SayAs),
-    /// By these phonemes, in the mnemonics of espeak-ng; other voices read what is written.
-    Phonemes(String),
+    /// By these phonemes; voices that lack them read what is written.
+    Phonemes(Phonemes),
     /// As it is written, with a tag of the voice before it. Of an empty piece.
     Tag(&'static str),
     /// Not at all: a place in the text. Of an empty piece.
@@ -110,7 +111,7 @@ struct Unveiling<'a> {
     how: How<'a>,
     language: Language,
     writer: Writer,
-    sounds: Vec<(Range<usize>, String)>,
+    sounds: Vec<Sound>,
     marks: Vec<(usize, String)>,
 }
 
@@ -181,8 +182,9 @@ mod tests {
 
     #[test]
     fn phonemes_stand_beside_the_words_that_other_voices_read() {
-        let read = reading("I say tomato.", &[Given { at: 6..12, say: Say::Phonemes("t@m'A:t@U".into()) }]);
+        let read =
+            reading("I say tomato.", &[Given { at: 6..12, say: Say::Phonemes(Phonemes::Espeak("t@m'A:t@U".into())) }]);
         assert_eq!(read.spoken.text, "I say tomato.");
-        assert_eq!(read.sounds, [(6..12, "t@m'A:t@U".to_owned())]);
+        assert_eq!(read.sounds, [(6..12, Phonemes::Espeak("t@m'A:t@U".into()))]);
     }
 }

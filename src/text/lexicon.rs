@@ -15,6 +15,7 @@ use unicode_segmentation::UnicodeSegmentation;
 use super::ipa::are_phonemes;
 use super::language::is_dense;
 use super::{Given, Language, Say};
+use crate::turn::Phonemes;
 
 /// Entries of one lexicon at most.
 const MOST: usize = 20_000;
@@ -42,8 +43,10 @@ pub enum Entry {
 pub struct Full {
     /// As this would be read.
     pub say: Option<String>,
-    /// Phonemes in the mnemonics of espeak-ng, for the default voice; others read `say`, or what is written.
+    /// Phonemes in the mnemonics of espeak-ng; voices without them read what is written.
     pub phonemes: Option<String>,
+    /// Pinyin, for Mandarin: `chong2 qing4` or `chóng qìng`. Voices without it read what is written.
+    pub pinyin: Option<String>,
     /// BCP 47 language that it is for; none: all.
     pub language: Option<String>,
     /// Whether capitals count. By default where the entry has one behind its first letter ("US", "iOS").
@@ -283,15 +286,16 @@ fn word(written: &str, entry: &Entry) -> Result<Word, String> {
     if written.len() > LONGEST || starts(written).filter(|(_, word)| !word.starts_with(is_dense)).count() > MOST_WORDS {
         return Err(format!("longer than {LONGEST} bytes or {MOST_WORDS} words"));
     }
-    let say = match (full.say, full.phonemes) {
-        (say, Some(phonemes)) if are_phonemes(&phonemes) => match say {
-            None => Say::Phonemes(phonemes),
-            Some(_) => return Err("`say` and `phonemes`: an entry has one of both; remove one".into()),
-        },
-        (_, Some(_)) => return Err("phonemes: mnemonics of espeak-ng are ASCII without brackets, at most 200".into()),
-        (Some(say), None) if !say.trim().is_empty() && say.len() <= LONGEST => Say::Words(say.trim().to_owned()),
-        (Some(_), None) => return Err(format!("how it is said is 1 to {LONGEST} bytes")),
-        (None, None) => return Err("needs `say` or `phonemes`".into()),
+    let say = match (full.say, full.phonemes, full.pinyin) {
+        (None, Some(phonemes), None) if are_phonemes(&phonemes) => Say::Phonemes(Phonemes::Espeak(phonemes)),
+        (None, Some(_), None) => {
+            return Err("phonemes: mnemonics of espeak-ng are ASCII without brackets, at most 200".into());
+        }
+        (None, None, Some(pinyin)) => Say::Phonemes(Phonemes::Pinyin { pinyin: super::pinyin::canonical(&pinyin)? }),
+        (Some(say), None, None) if !say.trim().is_empty() && say.len() <= LONGEST => Say::Words(say.trim().to_owned()),
+        (Some(_), None, None) => return Err(format!("how it is said is 1 to {LONGEST} bytes")),
+        (None, None, None) => return Err("needs `say`, `phonemes` or `pinyin`".into()),
+        _ => return Err("`say`, `phonemes` and `pinyin`: an entry has one of them; remove the others".into()),
     };
     let cased = full.case.unwrap_or_else(|| written.chars().skip(1).any(char::is_uppercase));
     let folded = (!cased).then(|| written.to_lowercase());
@@ -355,7 +359,9 @@ mod tests {
             ("'' = 'x'", "begins with a letter"),
             ("a = ''", "1 to 200"),
             ("a = {}", "needs `say`"),
-            ("a = { say = 'x', phonemes = 'x' }", "one of both"),
+            ("a = { say = 'x', phonemes = 'x' }", "one of them"),
+            ("a = { pinyin = 'ma1', phonemes = 'x' }", "one of them"),
+            ("a = { pinyin = 'chongqing' }", "no syllable of Mandarin"),
             ("a = { phonemes = 'x]]' }", "mnemonics"),
         ] {
             let entries = toml::from_str(entry).expect("entries");

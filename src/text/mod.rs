@@ -20,12 +20,11 @@ mod ipa;
 mod ja;
 mod language;
 mod lexicon;
+pub mod pinyin;
 mod say_as;
 mod scan;
 pub mod ssml;
 mod zh;
-
-use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +33,7 @@ pub use self::language::{Language, TELLING, clauses, detect};
 pub use self::lexicon::{Current as CurrentLexicon, Entries, Lexicon};
 pub use self::say_as::SayAs;
 pub use self::scan::{Span, Spoken, is_spaced};
+use crate::turn::Sound;
 
 /// Whether and by whose rules a text is brought into its spoken form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -81,8 +81,8 @@ pub struct Reading {
     pub spoken: Spoken,
     /// Its language as a BCP 47 tag: the one that was given, else the one that it shows; `None` where it shows none.
     pub language: Option<String>,
-    /// Pieces of what is said whose phonemes are given, in the mnemonics of espeak-ng.
-    pub sounds: Vec<(Range<usize>, String)>,
+    /// Pieces of what is said whose phonemes are given, in order.
+    pub sounds: Vec<Sound>,
     /// Names of places, and how many bytes are said before each.
     pub marks: Vec<(usize, String)>,
 }

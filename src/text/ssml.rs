@@ -19,8 +19,10 @@ use std::time::Duration;
 use self::values::{attributes_of, break_of, decoded, gain_of, rate_of};
 use super::given::{Given, Say};
 use super::ipa::{are_phonemes, mnemonics};
+use super::pinyin;
 use super::say_as::SayAs;
 use super::scan::floor;
+use crate::turn::Phonemes;
 
 /// Bytes of a tag or a comment.
 const LONGEST_TAG: usize = 2_048;
@@ -446,15 +448,19 @@ impl Ssml {
             }
             "phoneme" => {
                 let phonemes = needed("ph")?;
-                let symbols = match attribute("alphabet").unwrap_or("ipa") {
-                    "ipa" => mnemonics(phonemes)?,
-                    "x-espeak" | "espeak" => phonemes.to_owned(),
-                    other => return Err(format!("alphabet=\"{}\": expected ipa or x-espeak", cut(other))),
+                let phonemes = match attribute("alphabet").unwrap_or("ipa") {
+                    "ipa" => Phonemes::Espeak(mnemonics(phonemes)?),
+                    "x-espeak" | "espeak" => Phonemes::Espeak(phonemes.to_owned()),
+                    // As vendors of voices for Chinese name it.
+                    "pinyin" | "x-pinyin" | "x-amazon-pinyin" | "py" => Phonemes::Pinyin {
+                        pinyin: pinyin::canonical(phonemes).map_err(|error| format!("ph: {error}"))?,
+                    },
+                    other => return Err(format!("alphabet=\"{}\": expected ipa, pinyin or x-espeak", cut(other))),
                 };
-                if !are_phonemes(&symbols) {
+                if matches!(&phonemes, Phonemes::Espeak(mnemonics) if !are_phonemes(mnemonics)) {
                     return Err("ph: expected ASCII mnemonics without brackets, at most 200 of them".into());
                 }
-                self.capture(Say::Phonemes(symbols));
+                self.capture(Say::Phonemes(phonemes));
             }
             _ => {
                 return Err(

@@ -12,7 +12,7 @@ use antiphon::call::{
 use antiphon::clock;
 use antiphon::media::leg::{Codec, LegEnd, LegEvent, MediaFormat, MediaLeg, OutPacket};
 use antiphon::synth::device::Engine;
-use antiphon::turn::{SpeechSink, StreamId, Streaming, Utterance, UtteranceId};
+use antiphon::turn::{Saying, SpeechSink, StreamId, Streaming, Utterance, UtteranceId};
 use audio_codec::Decoder;
 use audio_codec::pcmu::PcmuDecoder;
 
@@ -184,8 +184,8 @@ impl Speech for Counted {
         Engine::starts_after(&self.engine, voice)
     }
 
-    fn append(&self, stream: StreamId, utterance: UtteranceId, text: &str, last: bool) {
-        Engine::append(&self.engine, stream, utterance, text, last);
+    fn append(&self, stream: StreamId, utterance: UtteranceId, said: &Saying, last: bool) {
+        Engine::append(&self.engine, stream, utterance, said, last);
     }
 
     fn note(&self, stream: StreamId, note: StreamState) {

@@ -11,11 +11,11 @@ use antiphon::synth::cosyvoice::config::Config;
 use antiphon::synth::cosyvoice::layout;
 use antiphon::synth::cosyvoice::noise::{SineTable, flow_table};
 use antiphon::synth::cosyvoice::random::{self, Size};
-use antiphon::synth::cosyvoice::text::{Tokenizer, inlined};
+use antiphon::synth::cosyvoice::text::{Tokenizer, inlined, normalize};
 use antiphon::synth::cosyvoice::verify::{self, Report};
 use antiphon::synth::cosyvoice::voices::spk2info;
 use antiphon::synth::cosyvoice::{CosyVoice, Settings};
-use antiphon::turn::Markup;
+use antiphon::turn::{Markup, Phonemes};
 use proptest::prelude::*;
 use safetensors::tensor::{Dtype, TensorView};
 
@@ -93,11 +93,20 @@ fn the_layout_is_that_of_the_original() {
     assert_eq!(tokenizer.id("[ǜ]"), Some(151_923));
     // Phonemes that a text gives are the model's own tokens, whatever the text may not write.
     let text = "Say tomato [AA1] now.";
-    let said = inlined(text, &[(4..10, "t@m'A:t@U".into())]);
+    let espeak = |mnemonics: &str| Phonemes::Espeak(mnemonics.to_owned());
+    let said = inlined(text, &[(4..10, espeak("t@m'A:t@U"))]);
     let ids = tokenizer.encode_words(&said, Markup::None).expect("a text");
     let phones: Vec<u32> = ids.iter().copied().filter(|id| (151_664..=151_747).contains(id)).collect();
     assert_eq!(phones, [151_733, 151_673, 151_718, 151_666, 151_733, 151_722]);
-    assert_eq!(inlined(text, &[(4..10, "ts.".into())]), text, "the model lacks it");
+    assert_eq!(inlined(text, &[(4..10, espeak("ts."))]), text, "the model lacks it");
+    // Pinyin as well, in place of the characters: what an author writes as tags of the model is the same to it.
+    let text = "高管也对报道给予好评。";
+    let at = text.find("给").expect("there");
+    let said = inlined(text, &[(at..at + 3, Phonemes::Pinyin { pinyin: "ji3".into() })]);
+    let ids = tokenizer.encode_words(&normalize(&said), Markup::None).expect("a text");
+    assert_eq!(ids, tokenizer.encode("高管也对报道[j][ǐ]予好评。").expect("a text"));
+    let special: Vec<u32> = ids.into_iter().filter(|id| *id > 151_646).collect();
+    assert_eq!(special, [tokenizer.id("[j]"), tokenizer.id("[ǐ]")].map(|id| id.expect("a token")));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use antiphon::synth::cosyvoice::cpu::CpuBackend;
 use antiphon::synth::cosyvoice::random::{self, Size};
 use antiphon::synth::cosyvoice::{CosyVoice, Settings, verify};
 use antiphon::synth::{Slot, Stage, Stages, Step, SynthError, Synthesizer, TextOrder};
-use antiphon::turn::{Class, StreamId, Utterance};
+use antiphon::turn::{Class, Phonemes, Saying, Sound, StreamId, Utterance};
 use antiphon::voice::enrol::LOUDNESS;
 use antiphon::voice::loudness::measure;
 
@@ -421,6 +421,11 @@ fn an_utterance_left_alone_between_any_two_steps_goes_on_to_the_bit() {
 /// Speaks a text that comes in `pieces`, each given when there is nothing else to do. Also how many samples were out
 /// before the last piece.
 fn speak_streamed(engine: &mut Engine, pieces: &[&str], order: TextOrder) -> Result<(Vec<f32>, usize), SynthError> {
+    let pieces: Vec<Saying> = pieces.iter().map(|piece| (*piece).into()).collect();
+    speak_said(engine, &pieces, order)
+}
+
+fn speak_said(engine: &mut Engine, pieces: &[Saying], order: TextOrder) -> Result<(Vec<f32>, usize), SynthError> {
     let slot = Slot(0);
     let mut ready = engine.open_streamed(slot, &utterance("", 3), order)?;
     let (mut pcm, mut early, mut out) = (Vec::new(), 0, Vec::new());
@@ -464,6 +469,33 @@ fn a_text_is_spoken_while_it_is_written() {
     assert_eq!(pcm, again, "what is heard does not depend on how the text came");
 }
 
+/// Words whose sound is given, in a text that comes bit by bit: the voice gets the same tokens wherever it is cut, also
+/// behind the space within such a word.
+#[test]
+fn given_sounds_are_spoken_while_a_text_is_written() {
+    let mut engine = engine();
+    let york = || (0.."New York".len(), Phonemes::Espeak("nu:'jo@k".into()));
+    let give = || (0.."给予".len(), Phonemes::Pinyin { pinyin: "ji3 yu3".into() });
+    let said = |text: &str, sound: Option<Sound>| Saying { text: text.into(), sounds: sound.into_iter().collect() };
+    let english = [
+        said("We saw ", None),
+        said("New York", Some(york())),
+        said(" and it was very good to see, as everybody ", None),
+        said("says.", None),
+    ];
+    let chinese = [said("大家都", None), said("给予", Some(give())), said("好评。", None)];
+    for pieces in [&english[..], &chinese[..]] {
+        let mut whole = Saying::default();
+        pieces.iter().for_each(|piece| whole.push(&piece.text, piece.sounds.clone()));
+        let written = whole.text.clone();
+        let (at_once, _) = speak_said(&mut engine, &[whole], TextOrder::Fixed).expect("speaks");
+        let (bit_by_bit, _) = speak_said(&mut engine, pieces, TextOrder::Fixed).expect("speaks");
+        assert!(at_once == bit_by_bit, "{written}: what is heard does not depend on how the text came");
+        let (written, _) = speak_streamed(&mut engine, &[&written], TextOrder::Fixed).expect("speaks");
+        assert!(at_once != written, "what is given is not what is written");
+    }
+}
+
 #[test]
 fn a_streamed_text_without_words_is_silence() {
     let mut engine = engine();
@@ -471,7 +503,7 @@ fn a_streamed_text_without_words_is_silence() {
     assert!(pcm.is_empty());
     let ready = engine.open(Slot(0), &utterance("A whole one.", 1)).expect("opens");
     assert!(!ready.is_empty());
-    assert!(engine.append(Slot(0), "more", true).is_err(), "a whole text has no more");
+    assert!(engine.append(Slot(0), &"more".into(), true).is_err(), "a whole text has no more");
 }
 
 #[test]

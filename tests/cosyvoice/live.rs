@@ -48,7 +48,7 @@ fn alone(seed: u64) -> Vec<f32> {
     let (mut voice, slot) = (voice(1), Slot(0));
     let mut ready = voice.open_streamed(slot, &utterance("", seed), TextOrder::Fixed).expect("opens");
     for (n, piece) in PIECES.iter().enumerate() {
-        ready = voice.append(slot, piece, n + 1 == PIECES.len()).expect("takes it");
+        ready = voice.append(slot, &(*piece).into(), n + 1 == PIECES.len()).expect("takes it");
     }
     let mut pcm = Vec::new();
     loop {
@@ -76,7 +76,7 @@ fn streamed(seed: u64) -> Utterance {
 /// Gives what is missing behind the first `given` pieces.
 fn complete(engine: &Engine, utterance: &Utterance, given: usize) {
     for (n, piece) in PIECES.iter().enumerate().skip(given) {
-        engine.append(utterance.stream, utterance.id, piece, n + 1 == PIECES.len());
+        engine.append(utterance.stream, utterance.id, &(*piece).into(), n + 1 == PIECES.len());
     }
 }
 
@@ -112,7 +112,7 @@ async fn a_text_that_waits_holds_no_other_up_and_is_spoken_as_it_would_be_alone(
     assert_eq!(how, UtteranceEnd::Done);
     assert_eq!(pcm, alone(7));
     drop(beside);
-    engine.append(text.stream, text.id, "too late", true);
+    engine.append(text.stream, text.id, &"too late".into(), true);
     tokio::task::spawn_blocking(|| engine.shutdown()).await.expect("ends");
 }
 
@@ -122,7 +122,7 @@ async fn a_text_that_gives_way_in_its_midst_is_spoken_as_if_it_had_not() {
     let engine = engine(1).await;
     let text = Utterance { class: Class::Batch, ..streamed(9) };
     let mut events = submit(&engine, &text);
-    engine.append(text.stream, text.id, PIECES[1], false);
+    engine.append(text.stream, text.id, &PIECES[1].into(), false);
     // Some of it was made and given out.
     let mut made = Vec::new();
     while made.is_empty() {
@@ -151,7 +151,7 @@ async fn a_text_that_waits_is_cancelled_by_its_epoch_and_one_that_never_came_is_
     assert_eq!(how, UtteranceEnd::Cancelled);
     let text = Utterance { text: String::new(), ..streamed(2) };
     let mut events = submit(&engine, &text);
-    engine.append(text.stream, text.id, "", true);
+    engine.append(text.stream, text.id, &"".into(), true);
     assert_eq!(rest(&mut events, Vec::new()).await, (Vec::new(), UtteranceEnd::Done));
     tokio::task::spawn_blocking(|| engine.shutdown()).await.expect("ends");
 }
@@ -177,7 +177,7 @@ fn written(speed: f32, words: &WordTimes) -> (Vec<usize>, Vec<u64>, Vec<f32>) {
     for (n, piece) in WRITTEN.iter().enumerate() {
         heard.push(pcm.len());
         decoded.push(now);
-        let mut ready = voice.append(slot, piece, n + 1 == WRITTEN.len()).expect("takes it");
+        let mut ready = voice.append(slot, &(*piece).into(), n + 1 == WRITTEN.len()).expect("takes it");
         while !ready.is_empty() {
             let progress = step(&mut voice, slot, ready);
             pcm.extend(progress.pcm);

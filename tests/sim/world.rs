@@ -16,7 +16,7 @@ use antiphon::call::{
 };
 use antiphon::clock;
 use antiphon::media::leg::{Codec, InPacket, LegEvent, MediaFormat, OutPacket};
-use antiphon::turn::{SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd, UtteranceId};
+use antiphon::turn::{Saying, SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd, UtteranceId};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
@@ -158,11 +158,11 @@ impl Speech for Fake {
         self.lock().starts_after
     }
 
-    fn append(&self, _stream: StreamId, utterance: UtteranceId, text: &str, last: bool) {
+    fn append(&self, _stream: StreamId, utterance: UtteranceId, said: &Saying, last: bool) {
         let mut state = self.lock();
-        state.appended.push((text.to_owned(), last));
+        state.appended.push((said.text.clone(), last));
         let Some((utterance, sink)) = state.open.remove(&utterance) else { return };
-        state.make(Utterance { text: text.to_owned(), streamed: !last, ..utterance }, sink);
+        state.make(Utterance { text: said.text.clone(), streamed: !last, ..utterance }, sink);
     }
 
     fn note(&self, _line: StreamId, note: StreamState) {

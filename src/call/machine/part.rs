@@ -15,7 +15,7 @@ use crate::call::heard::{self, Envelope, Pace};
 use crate::call::segment::{is_closer, is_terminator};
 use crate::media::playout::Playout;
 use crate::text::{Language, Reading, Span, Spoken};
-use crate::turn::{StageTimes, UtteranceId, VoiceStages, WordEnd, WordTimes};
+use crate::turn::{Saying, Sound, StageTimes, UtteranceId, VoiceStages, WordEnd, WordTimes};
 use crate::voice::loudness::Leveller;
 
 /// One utterance of a turn, or recorded audio.
@@ -72,7 +72,7 @@ pub(super) struct Aligned {
 #[derive(Debug, Default)]
 pub(super) struct Feed {
     /// What is said behind what the voice has.
-    unsent: String,
+    unsent: Saying,
     /// Nothing follows.
     pub(super) complete: bool,
 }
@@ -147,9 +147,11 @@ impl Part {
             to.push_str(gap);
             to.push_str(more);
         }
+        let moved = |(at, phonemes): &Sound| (place(said + gap.len(), at.clone()), phonemes.clone());
+        self.reading.sounds.extend(reading.sounds.iter().map(moved));
         if let Some(feed) = &mut self.feed {
-            feed.unsent.push_str(&reading.spoken.text);
-            feed.unsent.push_str(if is_dense(&reading.spoken.text) { "" } else { " " });
+            feed.unsent.push(&reading.spoken.text, reading.sounds);
+            feed.unsent.push(if is_dense(&reading.spoken.text) { "" } else { " " }, []);
         }
     }
 
@@ -161,13 +163,13 @@ impl Part {
     }
 
     /// What the voice, which has the part already, is to get of it now, and whether that is the end of it.
-    pub(super) fn take_feed(&mut self) -> Option<(String, bool)> {
+    pub(super) fn take_feed(&mut self) -> Option<(Saying, bool)> {
         let feed = self.feed.as_mut().filter(|feed| feed.complete || !feed.unsent.is_empty())?;
-        let (text, complete) = (std::mem::take(&mut feed.unsent), feed.complete);
+        let (said, complete) = (std::mem::take(&mut feed.unsent), feed.complete);
         if complete {
             self.feed = None;
         }
-        Some((text, complete))
+        Some((said, complete))
     }
 
     /// An engine took it with all its text so far; `streams`: and takes more.

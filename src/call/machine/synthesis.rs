@@ -75,8 +75,7 @@ impl Synthesis {
     /// Tells, once a call, that the voice of a turn does not say the phonemes that its text gives.
     pub(super) fn check_phonemes(&mut self, turn: &Turn, out: &mut Outbox) {
         let voice = turn.style.voice.as_deref();
-        // Text that goes to a voice as it is written goes without.
-        let says = self.speech.says_phonemes(voice) && !turn.streams;
+        let says = self.speech.says_phonemes(voice);
         if !turn.gives_phonemes || self.told.phonemes || says {
             return;
         }
@@ -136,8 +135,8 @@ impl Synthesis {
         let mut submitted = false;
         for turn in queue.turns_mut() {
             for part in turn.parts.iter_mut().filter(|part| part.state == PartState::Submitted && !part.fallback) {
-                if let Some((text, last)) = part.take_feed() {
-                    self.speech.append(self.stream, part.utterance, &text, last);
+                if let Some((said, last)) = part.take_feed() {
+                    self.speech.append(self.stream, part.utterance, &said, last);
                 }
             }
         }

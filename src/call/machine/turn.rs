@@ -432,7 +432,7 @@ mod tests {
     use super::*;
     use crate::call::segment::SegmentConfig;
     use crate::text::Normalise;
-    use crate::turn::WordEnd;
+    use crate::turn::{Phonemes, Saying, WordEnd};
 
     fn turn(style: Style, texts: &[&str]) -> Turn {
         let mut turn = Turn::new(TurnId::next(), style, crate::clock::now(), true);
@@ -473,7 +473,7 @@ mod tests {
         turn.parts[0].taken(true);
         assert_eq!(turn.parts[0].take_feed(), None, "it has that already");
         turn.add_text(vec!["in all.".into()]);
-        assert_eq!(turn.parts[0].take_feed(), Some(("in all. ".into(), true)));
+        assert_eq!(turn.parts[0].take_feed(), Some((Saying::from("in all. "), true)));
         assert!(!turn.is_streaming() && turn.parts[0].take_feed().is_none());
         turn.add_text(vec!["A whole sentence.".into()]);
         assert!(!turn.utterance(1, StreamId::next(), &"".into()).streamed, "nothing follows on it");
@@ -576,7 +576,7 @@ mod tests {
             let said: String = parts.iter().flat_map(|part| [part.said(), " "]).collect();
             let kept = |c: char| if c.is_alphanumeric() { c } else { ' ' };
             let said: String = said.chars().map(kept).collect();
-            let sounds: Vec<String> =
+            let sounds: Vec<Phonemes> =
                 parts.iter().flat_map(|part| part.reading.sounds.clone()).map(|(_, s)| s).collect();
             (said.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase(), sounds)
         };
@@ -611,6 +611,70 @@ mod tests {
             }
         }
         assert!(wrong.is_empty(), "{}: {:#?}", wrong.len(), &wrong[..wrong.len().min(20)]);
+    }
+
+    /// A voice that takes words: what the lexicon gives of them reaches it whole and once, wherever a text is cut, though it
+    /// is asked for more after every character; and what it is given is never half an entry.
+    #[test]
+    fn given_phonemes_reach_a_voice_that_takes_words() {
+        let entries = "'New York' = { phonemes = \"nu:'jo@k\" }\n'tomato' = { phonemes = \"t@m'A:t@U\" }\n\
+                       '重庆' = { pinyin = 'chóng qìng' }\n'给予' = { pinyin = 'ji3 yu3' }";
+        let entries = toml::from_str(entries).expect("entries");
+        let lexicon = text::Lexicon::new(&entries, &text::Entries::new()).expect("a lexicon");
+        let pinyin = |pinyin: &str| Phonemes::Pinyin { pinyin: pinyin.into() };
+        let (york, tomato) = (Phonemes::Espeak("nu:'jo@k".into()), Phonemes::Espeak("t@m'A:t@U".into()));
+        let english = [("New York", york), ("tomato", tomato)];
+        let chinese = [("重庆", pinyin("chong2 qing4")), ("给予", pinyin("ji3 yu3"))];
+        for (language, text, expected) in [
+            ("en", "We went to New York and then on to buy a tomato there today.", &english),
+            ("zh", "我们昨天去了重庆，大家都给予好评。", &chinese),
+        ] {
+            let style = Style { language: Some(language.into()), lexicon: lexicon.clone(), ..Style::default() };
+            let config = SegmentConfig { phrase_chars: 3, ..SegmentConfig::default() };
+            for stop in (0..text.len()).filter(|at| text.is_char_boundary(*at)) {
+                let mut now = crate::clock::now();
+                let mut turn = turn(style.clone(), &[]);
+                turn.streams = true;
+                turn.writing = Some(Writing::new(&config, style.stream, now).reading(&style.lexicon));
+                let mut given: Vec<Saying> = Vec::new();
+                let mut take = |turn: &mut Turn| {
+                    for place in 0..turn.parts.len() {
+                        if turn.parts[place].state == PartState::Waiting {
+                            given.push(turn.utterance(place, StreamId::next(), &"".into()).said());
+                            let part = &mut turn.parts[place];
+                            part.state = PartState::Submitted;
+                            part.taken(true);
+                        } else if let Some((more, _)) = turn.parts[place].take_feed() {
+                            given.push(more);
+                        }
+                    }
+                };
+                for (n, piece) in [&text[..stop], &text[stop..]].into_iter().enumerate() {
+                    turn.write(now, piece);
+                    for _ in 0..2 {
+                        turn.look(now, true);
+                        take(&mut turn);
+                        // A pause where a word ends.
+                        let ends = n == 0 && (text[stop..].starts_with(' ') || language == "zh");
+                        now += std::time::Duration::from_millis(if ends { 250 } else { 1 });
+                    }
+                }
+                turn.finish_text();
+                take(&mut turn);
+                let sounds = given.iter().flat_map(|said| {
+                    said.sounds.iter().map(|(at, sound)| (said.text.get(at.clone()).expect("of it"), sound.clone()))
+                });
+                assert_eq!(sounds.collect::<Vec<_>>(), expected, "{given:?}");
+                // The same of the parts, for another voice that takes over.
+                let kept = turn.parts.iter().flat_map(|part| {
+                    part.reading.sounds.iter().map(|(at, sound)| (&part.said()[at.clone()], sound.clone()))
+                });
+                assert_eq!(kept.collect::<Vec<_>>(), expected);
+                let all: String = given.iter().map(|said| said.text.as_str()).collect();
+                let bare = |text: &str| text.split_whitespace().collect::<String>();
+                assert_eq!(bare(&all), bare(text));
+            }
+        }
     }
 
     #[test]

@@ -32,7 +32,7 @@ use crate::synth::{
     Caps, Identity, Memory, Need, Precedence, Progress, Seeds, Slot, Stage, Stages, Step, SynthError, Synthesizer,
     TextOrder, VoiceInfo,
 };
-use crate::turn::{Utterance, UtteranceId};
+use crate::turn::{Saying, Utterance, UtteranceId};
 use crate::voice::copies;
 use crate::voice::enrol::LOUDNESS;
 use crate::voice::file::Voice;
@@ -461,8 +461,8 @@ impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
         self.open_text(slot, utterance, order)
     }
 
-    fn append(&mut self, slot: Slot, text: &str, last: bool) -> Result<Stages, SynthError> {
-        self.append_text(slot, text, last)
+    fn append(&mut self, slot: Slot, said: &Saying, last: bool) -> Result<Stages, SynthError> {
+        self.append_text(slot, said, last)
     }
 
     fn run(&mut self, step: &Step, out: &mut Vec<Progress>) -> Result<(), SynthError> {

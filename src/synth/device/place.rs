@@ -15,7 +15,7 @@ use crate::sched::{Load, Refused, StreamNote, by_suitability};
 use crate::synth::device::remote::link::Link;
 use crate::synth::identity::Key;
 use crate::synth::{Identity, VoiceInfo};
-use crate::turn::{Class, SpeechSink, StreamId, Utterance, UtteranceId};
+use crate::turn::{Class, Saying, SpeechSink, StreamId, Utterance, UtteranceId};
 use crate::voice::copies::copied;
 
 /// Devices by their numbers, which stay while others come and go: workers as `[engine] workers` lists them, those that were
@@ -93,10 +93,10 @@ impl Device {
     }
 
     /// Goes on with the text of a streamed utterance.
-    pub(super) fn append(&self, utterance: UtteranceId, text: &str, last: bool) {
+    pub(super) fn append(&self, utterance: UtteranceId, said: &Saying, last: bool) {
         match self {
-            Device::Local(local) => local.shared.append(utterance, text, last),
-            Device::Worker(link) => link.append(utterance, text, last),
+            Device::Local(local) => local.shared.append(utterance, said, last),
+            Device::Worker(link) => link.append(utterance, said, last),
         }
     }
 

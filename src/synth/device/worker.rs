@@ -146,7 +146,7 @@ impl Shared {
             return Err(Refused { reason: RefusedReason::NotReady, retry_after: LOADING });
         };
         let job = sched.submit(now, spec)?;
-        let feed = utterance.streamed.then(|| Feed::new(utterance.text.clone()));
+        let feed = utterance.streamed.then(|| Feed::new(utterance.said()));
         if feed.is_some() {
             sched.begin_writing(job);
             state.feeds.insert(utterance.id, job);

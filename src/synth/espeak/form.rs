@@ -1,7 +1,7 @@
 //! The text of an utterance as the program is given it.
 
-use crate::text::without_tags;
-use crate::turn::{Markup, Utterance};
+use crate::text::{Language, without_tags};
+use crate::turn::{Markup, Phonemes, Utterance};
 
 /// A word of an utterance.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,8 +19,9 @@ pub(super) struct Token {
 pub(super) fn tokens(utterance: &Utterance) -> Vec<Token> {
     let text = &utterance.text;
     let (mut tokens, mut at) = (Vec::new(), 0);
-    let ends = [(text.len()..text.len(), String::new())];
-    for (range, phonemes) in utterance.sounds.iter().chain(&ends) {
+    let given =
+        utterance.sounds.iter().filter_map(|(range, phonemes)| Some((range.clone(), mnemonics(utterance, phonemes)?)));
+    for (range, phonemes) in given.chain([(text.len()..text.len(), String::new())]) {
         // What is not a piece of the text is of no utterance: its phonemes are not said.
         let Some(before) = text.get(at..range.start).filter(|_| text.is_char_boundary(range.end)) else { continue };
         words(before, at, utterance.markup, &mut tokens);
@@ -30,6 +31,18 @@ pub(super) fn tokens(utterance: &Utterance) -> Vec<Token> {
         at = range.end;
     }
     tokens
+}
+
+/// The phonemes as its voice has them; pinyin only a voice that speaks Mandarin.
+fn mnemonics(utterance: &Utterance, phonemes: &Phonemes) -> Option<String> {
+    match phonemes {
+        Phonemes::Espeak(mnemonics) => Some(mnemonics.clone()),
+        Phonemes::Pinyin { pinyin } => {
+            // Cantonese has other sounds.
+            let mandarin = |tag: &str| Language::of_tag(tag) == Language::Chinese && !tag.starts_with("yue");
+            super::pinyin::mnemonics(pinyin).filter(|_| utterance.language.as_deref().is_some_and(mandarin))
+        }
+    }
 }
 
 /// The tokens in one text, a marker before each where `marker` gives one.
@@ -86,7 +99,8 @@ mod tests {
     use crate::turn::{Class, StreamId};
 
     fn forms(text: &str, sounds: &[(std::ops::Range<usize>, &str)], markup: Markup) -> Vec<(String, usize)> {
-        let sounds = sounds.iter().map(|(range, phonemes)| (range.clone(), (*phonemes).to_owned())).collect();
+        let sounds =
+            sounds.iter().map(|(range, phonemes)| (range.clone(), Phonemes::Espeak((*phonemes).to_owned()))).collect();
         let utterance = Utterance { sounds, markup, ..Utterance::plain(StreamId::next(), Class::Live, text) };
         let tokens = tokens(&utterance);
         assert_eq!(joined(&tokens, |_| String::new()).trim_end().matches("[[").count(), utterance.sounds.len());
@@ -104,6 +118,14 @@ mod tests {
         assert_eq!(given, [("Say".into(), 3), ("[[t@m'A:t@U]]".into(), 10), ("now.".into(), 15)]);
         let tagged = forms("Well [breath] <strong>yes</strong>.", &[], Markup::Tags);
         assert_eq!(tagged, [("Well".into(), 4), ("yes.".into(), 35)]);
+        let chinese = |language: &str| {
+            let sounds = vec![(3..9, Phonemes::Pinyin { pinyin: "chong2 qing4".into() })];
+            let plain = Utterance::plain(StreamId::next(), Class::Live, "在重庆");
+            let tokens = tokens(&Utterance { sounds, language: Some(language.into()), ..plain });
+            tokens.into_iter().map(|token| token.form).collect::<Vec<_>>()
+        };
+        assert_eq!(chinese("zh-CN"), ["在", "[[ts.h'ong35_tS;h'i51N]]"]);
+        assert_eq!(chinese("yue"), ["在", "重", "庆"], "it has other sounds");
         assert_eq!(forms("你好，我 ok", &[], Markup::None).len(), 4);
         assert_eq!(forms("a b", &[(1..9, "x"), (0..1, "y")][..0], Markup::None).len(), 2);
     }

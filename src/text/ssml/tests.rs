@@ -68,6 +68,8 @@ fn a_mistake_says_what_to_change_and_costs_its_own_tag() {
         ("<say-as>5</say-as>", "needs the attribute `interpret-as`"),
         ("<phoneme ph='ʘ'>x</phoneme>", "x-espeak"),
         ("<phoneme alphabet='x-espeak' ph='a]]'>x</phoneme>", "without brackets"),
+        ("<phoneme alphabet='pinyin' ph='chongqing'>重庆</phoneme>", "no syllable of Mandarin"),
+        ("<phoneme alphabet='jyutping' ph='cung4'>重</phoneme>", "expected ipa, pinyin"),
         ("<voice name='bob'>x</voice>", "not among speak"),
         ("<lang>x</lang>", "xml:lang"),
         ("<mark/>", "`name`"),

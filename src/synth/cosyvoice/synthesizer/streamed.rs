@@ -20,7 +20,7 @@ use super::super::text;
 use super::{CosyVoice, Job, Run, push};
 use crate::synth::{Slot, Stage, Stages, SynthError, TextOrder};
 use crate::text::without_tokens;
-use crate::turn::{Markup, NotBefore, Utterance, WordTimes};
+use crate::turn::{Markup, NotBefore, Saying, Utterance, WordTimes};
 
 /// Marks after which a sentence goes on.
 const COMMAS: [char; 3] = ['，', ',', '、'];
@@ -38,8 +38,8 @@ pub(super) struct TextStream {
     machine: Bistream,
     /// Everything the model has been fed.
     fed: Vec<Embed>,
-    /// Characters of a word that may go on.
-    rest: String,
+    /// A word that may go on.
+    rest: Saying,
     /// Text ids so far.
     ids: u32,
     /// Speech tokens so far.
@@ -120,11 +120,26 @@ impl TextStream {
 
 /// The length of what of `text` is whole words: up to the last gap, or up to the last character, included, of a script
 /// without gaps. A word keeps the space before it, as the tokenizer cuts.
-fn whole_words(text: &str) -> usize {
+///
+/// Not inside a piece whose phonemes are given: it becomes tokens as a whole.
+fn whole_words(said: &Saying) -> usize {
+    let text = said.text.as_str();
     let gap = text.char_indices().rev().find(|(_, c)| c.is_whitespace()).map_or(0, |(at, _)| at);
     let dense = text.char_indices().rev().find(|(_, c)| is_dense(*c)).map_or(0, |(at, c)| at + c.len_utf8());
     let cut = gap.max(dense);
+    let inside = said.sounds.iter().find(|(at, _)| at.start < cut && cut < at.end);
+    // The gap before it stays with it.
+    let cut = inside.map_or(cut, |(at, _)| text[..at.start].trim_end().len());
     if cut == 0 && text.chars().count() > LONGEST_WORD { text.len() } else { cut }
+}
+
+/// The first bytes of what is said, and what is given of them; the rest stays.
+fn take_front(said: &mut Saying, bytes: usize) -> Saying {
+    let rest = said.text.split_off(bytes);
+    let behind = said.sounds.iter().position(|(at, _)| at.start >= bytes).unwrap_or(said.sounds.len());
+    let sounds = said.sounds.split_off(behind);
+    let sounds = sounds.into_iter().map(|(at, sound)| (at.start - bytes..at.end - bytes, sound)).collect();
+    std::mem::replace(said, Saying { text: rest, sounds })
 }
 
 impl<B: Backend + Probe> CosyVoice<B> {
@@ -154,7 +169,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
         let markup = utterance.markup;
         let (words, transcript) = (utterance.words.clone(), prompt.transcript.len());
         let order = Given { words, transcript, ids: 0, pieces: VecDeque::new(), letters: 0 };
-        let (fed, rest) = (Vec::new(), String::new());
+        let (fed, rest) = (Vec::new(), Saying::default());
         let text = TextStream {
             machine,
             fed,
@@ -181,11 +196,11 @@ impl<B: Backend + Probe> CosyVoice<B> {
         let segments = VecDeque::new();
         let text = Some(text);
         self.jobs.insert(slot, Job { voice, prompt_tokens, speed, segments, before: 0, now, level, text });
-        self.append_text(slot, &utterance.text, false)
+        self.append_text(slot, &utterance.said(), false)
     }
 
     /// See [`crate::synth::Synthesizer::append`].
-    pub(super) fn append_text(&mut self, slot: Slot, piece: &str, last: bool) -> Result<Stages, SynthError> {
+    pub(super) fn append_text(&mut self, slot: Slot, piece: &Saying, last: bool) -> Result<Stages, SynthError> {
         let hold_back = self.backend.hold_back();
         let token_samples = self.token_samples(slot);
         let refuse = |reason: &str| SynthError::Input(reason.into());
@@ -194,10 +209,12 @@ impl<B: Backend + Probe> CosyVoice<B> {
         if stream.ended {
             return Err(refuse("the text has ended"));
         }
-        stream.rest.push_str(piece);
-        let cut = if last { stream.rest.len() } else { whole_words(&stream.rest) };
-        let words: String = stream.rest.drain(..cut).collect();
-        stream.order.piece(stream.ids, &words);
+        stream.rest.push(&piece.text, piece.sounds.iter().cloned());
+        let cut = if last { stream.rest.text.len() } else { whole_words(&stream.rest) };
+        let words = take_front(&mut stream.rest, cut);
+        stream.order.piece(stream.ids, &words.text);
+        // Before anything else that is done to it: places in it are no longer known afterwards.
+        let words = text::inlined(&words.text, &words.sounds);
         let words = without_tokens(&words);
         if !words.trim().is_empty() {
             // What is joined to words before keeps its gap, and a comma that text follows stays one: the rules make
@@ -338,7 +355,30 @@ impl<B: Backend + Probe> CosyVoice<B> {
 
 #[cfg(test)]
 mod tests {
-    use super::whole_words;
+    use super::{Saying, take_front, text};
+    use crate::turn::Phonemes;
+
+    fn whole_words(text: &str) -> usize {
+        super::whole_words(&text.into())
+    }
+
+    #[test]
+    fn what_sounds_as_it_is_given_is_never_cut() {
+        let york = (6..14, Phonemes::Espeak("nu:'jo@k".into()));
+        let mut said = Saying { text: "I saw New York".into(), sounds: vec![york.clone()] };
+        assert_eq!(super::whole_words(&said), 5, "the gap within it is no end of a word");
+        said.push(" and 重庆", [(5..11, Phonemes::Pinyin { pinyin: "chong2 qing4".into() })]);
+        let whole = super::whole_words(&said);
+        assert_eq!(whole, said.text.len(), "nothing follows on an ideograph");
+        let front = take_front(&mut said, 14);
+        assert_eq!((front.text.as_str(), front.sounds), ("I saw New York", vec![york]));
+        assert_eq!((said.text.as_str(), said.sounds[0].0.clone()), (" and 重庆", 5..11));
+        assert_eq!(take_front(&mut said, 5).sounds, []);
+        assert_eq!(text::inlined(&said.text, &said.sounds).chars().count(), 4, "an initial and a final each");
+        // A piece that is longer than a word may be does not hold the text up for ever.
+        let long = Saying { text: "x".repeat(90), sounds: vec![(0..90, Phonemes::Espeak("a".into()))] };
+        assert_eq!(super::whole_words(&long), 90);
+    }
 
     #[test]
     fn a_word_that_may_go_on_is_kept_back() {

@@ -1,12 +1,12 @@
 //! Text to ids: the built-in normalisation rules, the tokenizer, and the thinning of silent speech tokens.
 
-mod arpabet;
 mod numbers;
+mod phonemes;
 mod rules;
 mod tokenizer;
 
-pub use arpabet::inlined;
 pub use numbers::words;
+pub use phonemes::inlined;
 pub use rules::{normalize, segments};
 pub use tokenizer::{Tokenizer, TokenizerError};
 

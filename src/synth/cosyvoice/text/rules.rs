@@ -1,7 +1,7 @@
 //! The built-in text rules: what the original does when no external normaliser is installed.
 
-use super::arpabet::is_phone;
 use super::numbers::words;
+use super::phonemes::is_phone;
 use super::tokenizer::Tokenizer;
 
 /// A joined segment longer than this is cut when what came before is longer than [`LEAST`].

@@ -10,13 +10,13 @@ use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{AddedToken, SplitDelimiterBehavior};
 
-use super::{END_OF_PROMPT, arpabet};
+use super::{END_OF_PROMPT, phonemes};
 use crate::synth::cosyvoice::config::BLANK;
 use crate::text::without_tokens;
 use crate::turn::Markup;
 
 /// The tokens that the speech model adds to the text vocabulary, in id order.
-const SPECIAL: &str = include_str!("special_tokens.txt");
+pub(super) const SPECIAL: &str = include_str!("special_tokens.txt");
 /// How text is cut before the merges: contractions, words with one leading sign, single digits, signs, line ends,
 /// spaces.
 const CUTS: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
@@ -120,8 +120,8 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Ids of a text that comes from outside, whose phonemes are private characters ([`super::inlined`]). Control tokens (`<|...|>`) in it go; a tag (`[breath]`) is a tag only where
-    /// `markup` says so, else its name is read as a word.
+    /// Ids of a text that comes from outside, whose phonemes are private characters ([`super::inlined`]). Control tokens
+    /// (`<|...|>`) in it go; a tag (`[breath]`) is a tag only where `markup` says so, else its name is read as a word.
     ///
     /// # Errors
     /// The text cannot be encoded.
@@ -157,12 +157,12 @@ impl Tokenizer {
             }
         }
         words.push_str(rest);
-        if !words.contains(arpabet::is_phone) {
+        if !words.contains(phonemes::is_phone) {
             return words;
         }
         let mut said = String::with_capacity(words.len());
         for c in words.chars() {
-            match arpabet::token(c) {
+            match phonemes::token(c) {
                 Some(token) => said.push_str(&token),
                 None => said.push(c),
             }

@@ -18,7 +18,7 @@ use crate::synth::device::feed::Feed;
 use crate::synth::device::phrases::Recorder;
 use crate::synth::device::{DeviceStatus, Meter, Phase, Respeak, Spent};
 use crate::synth::{Caps, Identity, Memory, VoiceInfo};
-use crate::turn::{Class, SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd, UtteranceId, WordTimes};
+use crate::turn::{Class, Saying, SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd, UtteranceId, WordTimes};
 use crate::voice::copies::{Library, is_content};
 
 /// Orders that may wait for the connection; where there are more, it is not keeping up and is made anew.
@@ -206,7 +206,7 @@ impl Link {
             return refused(RefusedReason::Full);
         }
         if utterance.streamed {
-            let mut text = Feed::new(utterance.text.clone());
+            let mut text = Feed::new(utterance.said());
             // It goes with the utterance.
             text.take();
             state.texts.insert(utterance.id, text);
@@ -217,10 +217,10 @@ impl Link {
     }
 
     /// Goes on with the text of a streamed utterance; one that is over takes none.
-    pub(in crate::synth) fn append(&self, utterance: UtteranceId, text: &str, last: bool) {
+    pub(in crate::synth) fn append(&self, utterance: UtteranceId, said: &Saying, last: bool) {
         let mut state = self.state();
         // Bounded by who writes, as in process.
-        if !state.texts.get_mut(&utterance).is_some_and(|feed| feed.push(text, last)) {
+        if !state.texts.get_mut(&utterance).is_some_and(|feed| feed.push(said, last)) {
             return;
         }
         if !state.written.contains(&utterance) {
@@ -232,7 +232,7 @@ impl Link {
     }
 
     /// Ends the text of an utterance that goes to another device: what is written behind the first piece.
-    fn take_text(&self, utterance: UtteranceId) -> Vec<(String, bool)> {
+    fn take_text(&self, utterance: UtteranceId) -> Vec<(Saying, bool)> {
         let mut state = self.state();
         state.written.retain(|written| *written != utterance);
         state.texts.remove(&utterance).map(Feed::behind_first).unwrap_or_default()

@@ -5,6 +5,7 @@
 //! its file.
 
 use std::io;
+use std::ops::Range;
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
@@ -12,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::sched::{Load, Refused, RefusedReason};
-use crate::turn::{Class, Markup, UtteranceEnd, VoiceStages};
+use crate::turn::{Class, Markup, Phonemes, Sound, UtteranceEnd, VoiceStages};
 use crate::voice::copies::is_content;
 
 /// Both sides must speak the same; raised with every change that the other side would misread. A field that may be missing, or
@@ -51,7 +52,16 @@ pub(super) enum ToWorker {
     Submit(Box<Submission>),
     /// The next piece of the text of one whose text is still being written; behind the `last` none follows. Only of voices
     /// that the worker told to start after some of their text.
-    Append { id: u64, text: String, last: bool },
+    Append {
+        id: u64,
+        text: String,
+        last: bool,
+        /// As in a [`Submission`].
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        sounds: Vec<(Range<usize>, String)>,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        pinyin: Vec<(Range<usize>, String)>,
+    },
     /// It is not wanted any more.
     Cancel { id: u64 },
     /// Pieces of its audio were handed on.
@@ -82,9 +92,12 @@ pub(super) struct Submission {
     pub(super) seed: u64,
     pub(super) speed: f32,
     pub(super) markup: Markup,
-    /// Phonemes that are given.
+    /// Phonemes that are given, in the mnemonics of espeak-ng.
     #[serde(default)]
-    pub(super) sounds: Vec<(std::ops::Range<usize>, String)>,
+    pub(super) sounds: Vec<(Range<usize>, String)>,
+    /// The same in pinyin: apart, so that a worker that knows no pinyin reads what is written.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) pinyin: Vec<(Range<usize>, String)>,
     pub(super) tenant: String,
     /// The text is still being written: `text` is its beginning.
     #[serde(default)]
@@ -95,6 +108,30 @@ pub(super) struct Submission {
     /// Somebody wants to know where the time to its first audio went.
     #[serde(default)]
     pub(super) stages: bool,
+}
+
+/// Pieces of a text, and their phonemes in one alphabet.
+type Alphabet = Vec<(Range<usize>, String)>;
+
+/// Phonemes as they go over the wire: those of espeak-ng, and pinyin.
+pub(super) fn apart(sounds: &[Sound]) -> (Alphabet, Alphabet) {
+    let (mut espeak, mut mandarin) = (Vec::new(), Vec::new());
+    for (at, phonemes) in sounds {
+        match phonemes {
+            Phonemes::Espeak(mnemonics) => espeak.push((at.clone(), mnemonics.clone())),
+            Phonemes::Pinyin { pinyin } => mandarin.push((at.clone(), pinyin.clone())),
+        }
+    }
+    (espeak, mandarin)
+}
+
+/// The phonemes of a text, in order, from what came over the wire.
+pub(super) fn together(espeak: Alphabet, mandarin: Alphabet) -> Vec<Sound> {
+    let espeak = espeak.into_iter().map(|(at, mnemonics)| (at, Phonemes::Espeak(mnemonics)));
+    let mandarin = mandarin.into_iter().map(|(at, pinyin)| (at, Phonemes::Pinyin { pinyin }));
+    let mut sounds: Vec<Sound> = espeak.chain(mandarin).collect();
+    sounds.sort_by_key(|(at, _)| at.start);
+    sounds
 }
 
 /// [`VoiceStages`] in microseconds.

@@ -9,20 +9,20 @@ use crate::clock;
 use crate::sched::{JobEnd, JobId};
 use crate::synth::device::feed::Feed;
 use crate::synth::{Slot, Stages, SynthError, Synthesizer, TextOrder};
-use crate::turn::{Utterance, UtteranceId};
+use crate::turn::{Saying, Utterance, UtteranceId};
 
 impl Shared {
     /// More text of a streamed utterance; one that is over, or whose text has ended, takes none.
-    pub(in super::super) fn append(&self, utterance: UtteranceId, text: &str, last: bool) {
+    pub(in super::super) fn append(&self, utterance: UtteranceId, said: &Saying, last: bool) {
         self.poke(|state| {
             let State { sched: Some(sched), cycle, payloads, feeds, .. } = state else { return };
             let Some(&job) = feeds.get(&utterance) else { return };
             let Some(feed) = payloads.get_mut(&job).and_then(|payload| payload.feed.as_mut()) else { return };
             // Bounded by who writes: a call by its backlog, and each utterance by its longest part of a text.
-            if !feed.push(text, last) {
+            if !feed.push(said, last) {
                 return;
             }
-            sched.written(job, text.chars().count().try_into().unwrap_or(u32::MAX));
+            sched.written(job, said.text.chars().count().try_into().unwrap_or(u32::MAX));
             cycle.written(job);
         });
     }
@@ -69,7 +69,7 @@ impl Worker<'_> {
                 Feed::take(feed)
             })
         };
-        let nothing = Utterance { text: String::new(), ..utterance.clone() };
+        let nothing = Utterance { text: String::new(), sounds: Vec::new(), ..utterance.clone() };
         let ready = self.synth.open_streamed(slot, &nothing, TextOrder::Fixed)?;
         match give(self.synth, slot, &pieces.unwrap_or_default()) {
             Ok(given) => Ok(given.unwrap_or((ready, false))),
@@ -85,7 +85,7 @@ impl Worker<'_> {
 fn give(
     synth: &mut dyn Synthesizer,
     slot: Slot,
-    pieces: &[(String, bool)],
+    pieces: &[(Saying, bool)],
 ) -> Result<Option<(Stages, bool)>, SynthError> {
     let mut now = None;
     for (piece, last) in pieces {

@@ -19,7 +19,7 @@ use crate::sched::StreamNote;
 use crate::synth::device::feed::Feed;
 use crate::synth::device::phrases::Recorder;
 use crate::synth::device::{Phase, Sound};
-use crate::turn::{Class, NotBefore, SpeechEvent, SpeechSink, Utterance, UtteranceEnd, UtteranceId, WordEnd};
+use crate::turn::{Class, NotBefore, Saying, SpeechEvent, SpeechSink, Utterance, UtteranceEnd, UtteranceId, WordEnd};
 
 /// Keeps the link connected until it is stopped or forgotten.
 pub(super) async fn run(link: Arc<Link>, mut orders: mpsc::Receiver<Order>) {
@@ -168,8 +168,9 @@ fn write_on(link: &Link, open: &HashMap<u64, Open>, out: &mut Vec<u8>) {
         std::mem::take(&mut state.written).into_iter().partition(|id: &UtteranceId| open.contains_key(&id.0));
     state.written = later;
     for id in mine {
-        for (text, last) in state.texts.get_mut(&id).map(Feed::take).unwrap_or_default() {
-            out.extend(wire::message(&ToWorker::Append { id: id.0, text, last }));
+        for (Saying { text, sounds }, last) in state.texts.get_mut(&id).map(Feed::take).unwrap_or_default() {
+            let (sounds, pinyin) = wire::apart(&sounds);
+            out.extend(wire::message(&ToWorker::Append { id: id.0, text, last, sounds, pinyin }));
         }
     }
 }
@@ -187,6 +188,7 @@ fn obey(link: &Link, order: Order, open: &mut HashMap<u64, Open>, sent: &mut Has
         Order::Submit(handed) => {
             let Handed { utterance, content, sink, words, recorder } = *handed;
             let content = content.filter(|content| has(link, utterance.voice.as_deref(), content, sent, out));
+            let (sounds, pinyin) = wire::apart(&utterance.sounds);
             let submission = Submission {
                 id: utterance.id.0,
                 stream: utterance.stream.0,
@@ -199,7 +201,8 @@ fn obey(link: &Link, order: Order, open: &mut HashMap<u64, Open>, sent: &mut Has
                 seed: utterance.seed,
                 speed: utterance.speed,
                 markup: utterance.markup,
-                sounds: utterance.sounds.clone(),
+                sounds,
+                pinyin,
                 tenant: utterance.tenant.to_string(),
                 streamed: utterance.streamed,
                 words,

@@ -17,7 +17,7 @@ use super::{Door, Service};
 use crate::clock;
 use crate::secret::same;
 use crate::synth::device::{Engine, StreamNote};
-use crate::turn::{Epoch, StageTimes, StreamId, Utterance, UtteranceId, WordTimes};
+use crate::turn::{Epoch, Saying, StageTimes, StreamId, Utterance, UtteranceId, WordTimes};
 use crate::voice::copies;
 
 /// Frames that may wait for the socket.
@@ -159,7 +159,7 @@ struct Waiting {
     credit: Arc<Semaphore>,
     open: Unfinished,
     /// What was written of its text meanwhile, and whether each is the last.
-    more: Vec<(String, bool)>,
+    more: Vec<(Saying, bool)>,
 }
 
 struct Job {
@@ -196,7 +196,9 @@ impl Session {
         }
         match message {
             ToWorker::Submit(submission) => self.submit(*submission),
-            ToWorker::Append { id, text, last } => self.append(id, text, last),
+            ToWorker::Append { id, text, last, sounds, pinyin } => {
+                self.append(id, Saying { text, sounds: wire::together(sounds, pinyin) }, last);
+            }
             ToWorker::Cancel { id } => {
                 if let Some(job) = self.jobs.get(&id) {
                     job.cancel();
@@ -265,11 +267,11 @@ impl Session {
     }
 
     /// Goes on with a text that is still being written. One that is over takes no more.
-    fn append(&mut self, id: u64, text: String, last: bool) {
+    fn append(&mut self, id: u64, said: Saying, last: bool) {
         let Some(job) = self.jobs.get(&id) else { return };
         match self.waiting.iter_mut().find(|waiting| waiting.utterance == job.utterance) {
-            Some(waiting) => waiting.more.push((text, last)),
-            None => self.engine().append(job.stream, job.utterance, &text, last),
+            Some(waiting) => waiting.more.push((said, last)),
+            None => self.engine().append(job.stream, job.utterance, &said, last),
         }
     }
 
@@ -294,6 +296,7 @@ impl Session {
             speed,
             markup,
             sounds,
+            pinyin,
             tenant,
             streamed,
             words: wanted,
@@ -324,7 +327,7 @@ impl Session {
             seed,
             speed,
             markup,
-            sounds,
+            sounds: wire::together(sounds, pinyin),
             words: words.clone(),
             stages: StageTimes::default(),
             tenant: tenant.into(),
@@ -334,8 +337,8 @@ impl Session {
         // Held from before a voice can look whether anybody wants to know.
         let words = wanted.then_some(words);
         let accepted = self.engine().submit(utterance, sink);
-        for (text, last) in more {
-            self.engine().append(stream, own, &text, last);
+        for (said, last) in more {
+            self.engine().append(stream, own, &said, last);
         }
         let forwarded = forward(id, accepted.err(), events, words, stages, credit, self.out.clone());
         tokio::spawn(async move {

@@ -38,7 +38,7 @@ fn begin(engine: &Engine, utterance: &Utterance) -> mpsc::Receiver<SpeechEvent> 
 
 fn write(engine: &Engine, utterance: &Utterance, pieces: std::ops::Range<usize>) {
     for n in pieces {
-        engine.append(utterance.stream, utterance.id, PIECES[n], n + 1 == PIECES.len());
+        engine.append(utterance.stream, utterance.id, &PIECES[n].into(), n + 1 == PIECES.len());
     }
 }
 
@@ -83,7 +83,7 @@ async fn a_text_is_spoken_as_it_is_written_and_its_words_sound_no_sooner() {
     };
     timeout(PATIENCE, taken).await.expect("it is begun");
     write(&engine, &utterance, 3..4);
-    engine.append(utterance.stream, utterance.id, "Too late.", true);
+    engine.append(utterance.stream, utterance.id, &"Too late.".into(), true);
     let (heard, how) = rest(&mut events).await;
     assert!(how == UtteranceEnd::Done && heard == wanted, "{} samples of {}", heard.len(), wanted.len());
     running.stop().await;

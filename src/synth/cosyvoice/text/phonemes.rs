@@ -1,10 +1,15 @@
 //! Phonemes that a text gives, in the tokens that the model has for them: ARPAbet, as in the CMU pronouncing dictionary,
-//! with the stress of each vowel.
+//! with the stress of each vowel; and for Mandarin the initials and finals of pinyin, these with the mark of their tone
+//! (`[j][ǐ]`).
 //!
-//! What is given are the mnemonics of espeak-ng (its `docs/phonemes.md`). In a text a phoneme is one private character until
-//! the tokenizer makes a token of it, so that the rules of the text and the places where it is cut leave it whole.
+//! What is given are the mnemonics of espeak-ng (its `docs/phonemes.md`), or pinyin. In a text a phoneme is one private
+//! character until the tokenizer makes a token of it, so that the rules of the text and the places where it is cut leave it
+//! whole.
 
-use std::ops::Range;
+use std::sync::LazyLock;
+
+use crate::text::pinyin::{self, Syllable};
+use crate::turn::{Phonemes, Sound};
 
 /// The first of the private characters.
 const FIRST: u32 = 0xf_1000;
@@ -18,6 +23,14 @@ const PHONES: [&str; 39] = [
 ];
 /// How many of them are vowels.
 const VOWELS: u32 = 15;
+
+/// The first of the private characters of pinyin, which follow those of ARPAbet.
+const FIRST_PINYIN: u32 = FIRST + PHONES.len() as u32 * STRESSES;
+/// The model's tokens of pinyin, in its own order.
+static PINYIN: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
+    let all = super::tokenizer::SPECIAL.lines().skip_while(|token| *token != "[a]");
+    all.take_while(|token| token.starts_with('[')).collect()
+});
 
 /// Mnemonics and their phonemes, longer ones first; of sounds that English lacks, the nearest that it has.
 #[rustfmt::skip]
@@ -36,8 +49,28 @@ const MNEMONICS: &[(&str, &[&str])] = &[
     ("V", &["AH"]), ("o", &["OW"]), ("y", &["UW"]), ("Y", &["ER"]), ("W", &["ER"]),
 ];
 
-/// The same phonemes as private characters; `None` where one of them is unknown.
-fn phones(mnemonics: &str) -> Option<String> {
+/// Phonemes as private characters; `None` where the model lacks one of them.
+fn phones(phonemes: &Phonemes) -> Option<String> {
+    match phonemes {
+        Phonemes::Espeak(mnemonics) => english(mnemonics),
+        Phonemes::Pinyin { pinyin } => pinyin::syllables(pinyin).ok()?.into_iter().map(mandarin).collect(),
+    }
+}
+
+/// A syllable as its initial, where it has one, and its final.
+fn mandarin(syllable: Syllable) -> Option<String> {
+    // The model spells `üe` with `v`, and has it in no other tone.
+    let rime = syllable.marked().replacen("üè", "vè", 1);
+    let place = |part: &str| {
+        let token = PINYIN.iter().position(|token| token[1..].strip_suffix(']') == Some(part))?;
+        char::from_u32(FIRST_PINYIN + token as u32)
+    };
+    let initial = if syllable.initial.is_empty() { None } else { Some(place(syllable.initial)?) };
+    Some(initial.into_iter().chain([place(&rime)?]).collect())
+}
+
+/// The same of espeak-ng's mnemonics, by their nearest in English.
+fn english(mnemonics: &str) -> Option<String> {
     // A word of its own without a mark is stressed on its first vowel.
     let unmarked = !mnemonics.contains('\'');
     let (mut said, mut rest, mut stress) = (String::new(), mnemonics, u32::from(unmarked));
@@ -66,11 +99,14 @@ fn phones(mnemonics: &str) -> Option<String> {
 
 /// Whether `c` stands for a phoneme.
 pub(super) fn is_phone(c: char) -> bool {
-    (FIRST..FIRST + PHONES.len() as u32 * STRESSES).contains(&(c as u32))
+    (FIRST..FIRST_PINYIN + PINYIN.len() as u32).contains(&(c as u32))
 }
 
 /// The model's token for the phoneme `c`.
 pub(super) fn token(c: char) -> Option<String> {
+    if let Some(at) = (c as u32).checked_sub(FIRST_PINYIN) {
+        return PINYIN.get(at as usize).map(|token| (*token).to_owned());
+    }
     let at = (c as u32).checked_sub(FIRST)?;
     let (place, stress) = (at / STRESSES, at % STRESSES);
     let phone = PHONES.get(place as usize)?;
@@ -79,10 +115,10 @@ pub(super) fn token(c: char) -> Option<String> {
 
 /// `text` with phonemes in place of the pieces that have some given (`sounds`, in order). A piece with phonemes that the
 /// model lacks stays as it is written, and what looks like a phoneme in `text` goes.
-pub fn inlined(text: &str, sounds: &[(Range<usize>, String)]) -> String {
+pub fn inlined(text: &str, sounds: &[Sound]) -> String {
     let (mut said, mut at) = (String::with_capacity(text.len()), 0);
-    for (range, mnemonics) in sounds {
-        let (Some(before), Some(phones)) = (text.get(at..range.start), phones(mnemonics)) else { continue };
+    for (range, phonemes) in sounds {
+        let (Some(before), Some(phones)) = (text.get(at..range.start), phones(phonemes)) else { continue };
         if text.get(range.clone()).is_none() {
             continue;
         }
@@ -98,8 +134,16 @@ pub fn inlined(text: &str, sounds: &[(Range<usize>, String)]) -> String {
 mod tests {
     use super::*;
 
-    fn tokens(mnemonics: &str) -> String {
-        phones(mnemonics).map_or("none".into(), |phones| phones.chars().filter_map(token).collect())
+    fn espeak(mnemonics: &str) -> Phonemes {
+        Phonemes::Espeak(mnemonics.to_owned())
+    }
+
+    fn mandarin(pinyin: &str) -> Phonemes {
+        Phonemes::Pinyin { pinyin: pinyin.to_owned() }
+    }
+
+    fn tokens(phonemes: &Phonemes) -> String {
+        phones(phonemes).map_or("none".into(), |phones| phones.chars().filter_map(token).collect())
     }
 
     #[test]
@@ -115,8 +159,41 @@ mod tests {
             ("ts.h", "none"),
             ("", "none"),
         ] {
-            assert_eq!(tokens(mnemonics), said, "{mnemonics}");
+            assert_eq!(tokens(&espeak(mnemonics)), said, "{mnemonics}");
         }
+    }
+
+    #[test]
+    fn pinyin_becomes_an_initial_and_a_final_with_its_tone() {
+        for (pinyin, said) in [
+            ("ji3 yu3", "[j][ǐ][y][ǔ]"),
+            ("chong2 qing4", "[ch][óng][q][ìng]"),
+            ("yin2 hang2", "[y][ín][h][áng]"),
+            ("er2", "[ér]"),
+            ("an1", "[ān]"),
+            ("nü3", "[n][ǚ]"),
+            ("lüe4", "[l][vè]"),
+            ("jiong3", "[j][iǒng]"),
+            ("men5", "[m][en]"),
+            ("lüe3", "none"),
+            ("chongqing", "none"),
+        ] {
+            assert_eq!(tokens(&mandarin(pinyin)), said, "{pinyin}");
+        }
+    }
+
+    /// What the model has no token for is rare: the word is read as it is written then.
+    #[test]
+    fn the_syllables_of_mandarin_have_tokens() {
+        let lacks = |one: &Syllable| phones(&mandarin(&one.to_string())).is_none();
+        let lacking: Vec<String> = pinyin::all().filter(lacks).map(|one| one.to_string()).collect();
+        let toned: Vec<&str> = lacking.iter().map(String::as_str).filter(|one| !one.ends_with('5')).collect();
+        assert_eq!(toned, ["er1", "nü1", "lü1", "nüe1", "nüe2", "nüe3", "lüe1", "lüe2", "lüe3"], "none that is a word");
+        // Of the neutral tone, those that words of grammar end in.
+        for common in ["de5", "le5", "zhe5", "ma5", "ne5", "ba5", "a5", "ge5", "men5", "zi5", "tou5", "me5", "li5"] {
+            assert!(!lacking.iter().any(|one| one == common), "{common}");
+        }
+        assert_eq!((PINYIN.len(), PINYIN[0], PINYIN[175]), (176, "[a]", "[ǜ]"));
     }
 
     #[test]
@@ -129,6 +206,9 @@ mod tests {
             assert!(special.lines().any(|known| known == token), "{token}");
         }
         assert_eq!((token('a'), is_phone('a')), (None, false));
+        let last = char::from_u32(FIRST_PINYIN + PINYIN.len() as u32 - 1).expect("a private character");
+        let next = char::from_u32(last as u32 + 1).expect("a private character");
+        assert_eq!((token(last).as_deref(), token(next), is_phone(next)), (Some("[ǜ]"), None, false));
         for (mnemonic, phones) in MNEMONICS {
             assert!(phones.iter().all(|phone| PHONES.contains(phone)), "{mnemonic}");
         }
@@ -137,11 +217,14 @@ mod tests {
     #[test]
     fn pieces_are_put_in_their_places_and_nobody_writes_phonemes_himself() {
         let text = "Say tomato now, ok.";
-        let said = inlined(text, &[(4..10, "t@m'A:t@U".into()), (16..18, "ts.".into())]);
+        let said = inlined(text, &[(4..10, espeak("t@m'A:t@U")), (16..18, espeak("ts."))]);
         assert_eq!(said.chars().filter(|c| is_phone(*c)).count(), 6);
         assert!(said.starts_with("Say ") && said.ends_with(" now, ok."), "{said}");
         let forged: String = ['a', char::from_u32(FIRST + 3).expect("private")].into_iter().collect();
         assert_eq!(inlined(&forged, &[]), "a");
-        assert_eq!(inlined("é", &[(1..2, "a".into())]), "é");
+        assert_eq!(inlined("é", &[(1..2, espeak("a"))]), "é");
+        let said = inlined("他给予好评", &[(3..9, mandarin("ji3 yu3"))]);
+        assert_eq!(said.chars().filter(|c| is_phone(*c)).count(), 4);
+        assert!(said.starts_with('他') && said.ends_with("好评"), "{said}");
     }
 }
