@@ -209,6 +209,11 @@ impl Grammar {
             let before = &text[floor(text, at.saturating_sub(WINDOW / 2))..at];
             let window = &text[at..floor(text, (at + WINDOW).min(text.len()))];
             let more = at + window.len() < text.len();
+            if let Some(length) = phone(window) {
+                writer.copy(&window[..length]);
+                at += length;
+                continue;
+            }
             let wide = window.contains(|c| half_width(c).is_some());
             let taken = if wide { self.take_wide(window, before, more) } else { self.take(window, before, c, more) };
             let length = if self.dense && self.joins && is_gap(before, window) {
@@ -270,6 +275,16 @@ impl Grammar {
         }
         None
     }
+}
+
+/// The length of a tag at the beginning of `window` that names a vowel of ARPAbet with its stress: `[AH0]`. A voice that has
+/// such tags takes it as it is; the digit is no number to anybody.
+fn phone(window: &str) -> Option<usize> {
+    const VOWELS: [&str; 15] =
+        ["AA", "AE", "AH", "AO", "AW", "AY", "EH", "ER", "EY", "IH", "IY", "OW", "OY", "UH", "UW"];
+    let name = window.strip_prefix('[')?.get(..4)?;
+    let vowel = name.get(..2).is_some_and(|vowel| VOWELS.contains(&vowel));
+    (vowel && matches!(&name[2..], "0]" | "1]" | "2]")).then_some(5)
 }
 
 /// The length of what is copied together: letters (of a language with spaces) and the marks on them, spaces.

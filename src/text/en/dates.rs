@@ -40,6 +40,40 @@ pub(super) fn rules(rules: &mut Vec<Rule>) {
         let ends = !c[3].is_empty() && (c[2].len() > 4 || context.after.trim().is_empty());
         Some(if ends { format!("{said}.") } else { said })
     });
+    rule(rules, &format!(r"(?i)(\d{{1,2}}) ?[-–—] ?(\d{{1,2}}) ({MONTH})(?:,? (\d{{4}}))?"), |c, _| {
+        let (from, to) = (number(&c[1]), number(&c[2]));
+        ((1..=31).contains(&from) && from < to && to <= 31).then_some(())?;
+        let name = MONTHS.get(month(&c[3])? as usize - 1)?.0;
+        let of = c.get(4).map(|of| format!(" {}", year(number(of.as_str())))).unwrap_or_default();
+        Some(format!("the {} to the {} of {name}{of}", ordinal(from), ordinal(to)))
+    });
+    // "on 3/15": a day where a word says so. 05/2024 is a month, and so is what begins with a zero: of a card.
+    rule(rules, r"(\d{1,2})/(\d{1,2})", |c, context| {
+        const BEFORE: [&str; 14] = [
+            "on",
+            "until",
+            "before",
+            "after",
+            "since",
+            "through",
+            "dated",
+            "monday",
+            "tuesday",
+            "wednesday",
+            "thursday",
+            "friday",
+            "saturday",
+            "sunday",
+        ];
+        let of_days = BEFORE.contains(&context.last_word().to_lowercase().as_str());
+        let share = matches!(&c[0], "1/2" | "1/3" | "2/3" | "1/4" | "3/4" | "9/11" | "24/7");
+        let (first, second) = (number(&c[1]), number(&c[2]));
+        (of_days && !share).then_some(())?;
+        let said = if first > 12 { date(Some(&c[1]), second, None) } else { date(Some(&c[2]), first, None) };
+        said.map(|said| behind_article(said, context))
+    });
+    rule(rules, r"(0?[1-9]|1[0-2])/(20\d{2})", |c, _| date(None, number(&c[1]), Some(&c[2])));
+    rule(rules, r"(0[1-9])/(\d{2})", |c, _| Some(format!("{} {}", quantity(&c[1]), pairs(&c[2]))));
     // 11/17/05: as above, of this century or the last.
     rule(rules, r"(\d{1,2})/(\d{1,2})/(\d{2})", |c, _| {
         let (first, second) = (number(&c[1]), number(&c[2]));

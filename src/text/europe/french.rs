@@ -91,6 +91,24 @@ impl Tongue for French {
         equals: "égale",
         and: "et",
         section: ["paragraphe", "paragraphes"],
+        ratio: "à",
+        number: "numéro",
+        codes: &[
+            "code",
+            "pin",
+            "postal",
+            "commande",
+            "dossier",
+            "référence",
+            "réservation",
+            "client",
+            "compte",
+            "facture",
+            "ticket",
+            "vol",
+            "iban",
+        ],
+        before_days: &["le", "du", "au", "lundi", "mardi", "mercredi", "jeudi", "vendredi", "samedi", "dimanche"],
         signs: Signs { at: "arobase", dot: "point", slash: "barre oblique", dash: "tiret", underscore: "tiret bas" },
         per: "par",
         months: [
@@ -162,6 +180,13 @@ impl Tongue for French {
         format!("{} {part}{plural}", words(top))
     }
 
+    fn mixed(whole: u128, top: u128, bottom: u128, feminine: bool) -> String {
+        match (top, bottom) {
+            (1, 2) => format!("{} et demi{}", Self::counting(whole, feminine), if feminine { "e" } else { "" }),
+            _ => format!("{} et {}", Self::counting(whole, feminine), Self::fraction(top, bottom)),
+        }
+    }
+
     fn times(n: u128) -> String {
         format!("{} fois", Self::counting(n, true))
     }
@@ -195,6 +220,33 @@ impl Tongue for French {
     }
 
     fn own(numbers: &mut Vec<Rule>, words: &mut Vec<Rule>) {
+        rule(numbers, "24 ?h(?:eures)?/24", |_, _| Some("vingt-quatre heures sur vingt-quatre".into()));
+        rule(numbers, "7 ?j(?:ours)?/7", |_, _| Some("sept jours sur sept".into()));
+        rule(numbers, r"(\d{1,2}) ?h ?(\d{1,2}) ?min", |c, _| {
+            let minutes = Self::counting(number(&c[2]), true);
+            let plural = if number(&c[2]) > 1 { "s" } else { "" };
+            Some(format!("{} {minutes} minute{plural}", Self::clock(number(&c[1]), 0)))
+        });
+        // Numbers of telephones, in pairs, as they are read.
+        rule(numbers, r"0[1-9](?:\.\d{2}){4}|0[1-9]\d{8}", |c, _| {
+            let plain: Vec<char> = c[0].chars().filter(char::is_ascii_digit).collect();
+            let pairs = plain.chunks(2).map(|pair| quantity::<Self>(&pair.iter().collect::<String>()));
+            Some(pairs.collect::<Vec<_>>().join(", "))
+        });
+        rule(numbers, r"0 (8\d{2}) (\d{3}) (\d{3})", |c, _| {
+            let group = |at: usize| {
+                if c[at].starts_with('0') { super::digits::<Self>(&c[at]) } else { Self::cardinal(number(&c[at])) }
+            };
+            Some(format!("zéro {}, {}, {}", group(1), group(2), group(3)))
+        });
+        rule(numbers, r"(\d{1,9}(?:,\d{1,3})?) ?(M|Md|Mds)€", |c, _| {
+            let one = number(&c[1]) < 2 || c[1].starts_with("1,");
+            let size = if &c[2] == "M" { "million" } else { "milliard" };
+            Some(format!("{} {size}{} d'euros", quantity::<Self>(&c[1]), if one { "" } else { "s" }))
+        });
+        rule(numbers, "2nd", |_, _| Some("second".into()));
+        rule(numbers, "2nde", |_, _| Some("seconde".into()));
+        rule(numbers, "1ers", |_, _| Some("premiers".into()));
         rule(numbers, r"1er|1ʳ?ᵉʳ", |_, _| Some("premier".into()));
         rule(numbers, r"1(?:ère|re)", |_, _| Some("première".into()));
         rule(numbers, r"(\d{1,6})(?:ème|e|ᵉ)", |c, _| Some(nth(number(&c[1]))));
@@ -234,8 +286,17 @@ impl Tongue for French {
             }
         });
         rule(words, r"[nN][°º] ?(\d{1,6})", |c, _| Some(format!("numéro {}", quantity::<Self>(&c[1]))));
-        rule(words, r"(Mme|Mlle|Mmes|Dr|Pr)", |c, _| {
+        super::loose(words, r"[nN][°º] ", |_, context| {
+            context.next().is_some_and(char::is_alphabetic).then(|| "numéro ".into())
+        });
+        rule(words, r"[pP]\. ?(\d{1,5})", |c, _| Some(format!("page {}", quantity::<Self>(&c[1]))));
+        super::loose(words, "(St|Ste)-", |c, context| {
+            let named = context.next().is_some_and(char::is_uppercase);
+            named.then(|| if &c[1] == "St" { "Saint-" } else { "Sainte-" }.into())
+        });
+        rule(words, r"(Mme|Mlle|Mmes|Mr|Dr|Pr)", |c, _| {
             let long = match &c[1] {
+                "Mr" => "Monsieur",
                 "Mme" => "Madame",
                 "Mmes" => "Mesdames",
                 "Mlle" => "Mademoiselle",
@@ -272,7 +333,8 @@ const UNITS: &[(&str, &str, &str, bool)] = &[
     ("Hz", "hertz", "hertz", false), ("kHz", "kilohertz", "kilohertz", false), ("MHz", "mégahertz", "mégahertz", false),
     ("GHz", "gigahertz", "gigahertz", false), ("V", "volt", "volts", false), ("W", "watt", "watts", false), ("kW", "kilowatt", "kilowatts", false),
     ("kWh", "kilowattheure", "kilowattheures", false), ("ha", "hectare", "hectares", false), ("dB", "décibel", "décibels", false),
-    ("kcal", "kilocalorie", "kilocalories", true),
+    ("kcal", "kilocalorie", "kilocalories", true), ("kbit", "kilobit", "kilobits", false), ("Mbit", "mégabit", "mégabits", false),
+    ("Gbit", "gigabit", "gigabits", false), ("Mbps", "mégabit par seconde", "mégabits par seconde", false),
 ];
 
 const MONEY: &[Money] = &[
@@ -287,6 +349,6 @@ const MONEY: &[Money] = &[
 const ABBREVIATIONS: &[(&str, &str)] = &[
     ("p.ex", "par exemple"), ("c.-à-d", "c'est-à-dire"), ("c.à.d", "c'est-à-dire"), ("av.j.-c", "avant Jésus-Christ"), ("etc", "et cetera"), ("env", "environ"),
     ("av", "avenue"), ("bd", "boulevard"), ("tél", "téléphone"), ("vol", "volume"), ("chap", "chapitre"), ("fig", "figure"),
-    ("art", "article"), ("ex", "exemple"), ("min", "minimum"), ("max", "maximum"), ("dr", "docteur"), ("mm", "messieurs"), ("st", "saint"),
+    ("art", "article"), ("al", "alinéa"), ("ex", "exemple"), ("min", "minimum"), ("max", "maximum"), ("dr", "docteur"), ("mm", "messieurs"), ("st", "saint"),
     ("ste", "sainte"), ("cf", "confer"), ("éd", "édition"), ("dép", "département"), ("s.v.p", "s'il vous plaît"), ("r.s.v.p", "répondez s'il vous plaît"),
 ];

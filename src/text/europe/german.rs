@@ -93,10 +93,55 @@ fn stem(n: u128) -> String {
         1 => format!("{}erst", said.strip_suffix("eins").unwrap_or(&said)),
         3 => format!("{}dritt", said.strip_suffix("drei").unwrap_or(&said)),
         7 => format!("{}siebt", said.strip_suffix("sieben").unwrap_or(&said)),
-        8 => said + "t",
+        // "achte" has one t.
+        8 => said,
         0..20 if !n.is_multiple_of(100) => said + "t",
         _ => said + "st",
     }
+}
+
+/// "der Vierzehnte", behind the name of somebody who ruled.
+fn ruler(value: u128, context: &Context<'_>) -> Option<String> {
+    const KINGS: [&str; 20] = [
+        "Ludwig",
+        "Karl",
+        "Friedrich",
+        "Wilhelm",
+        "Heinrich",
+        "Otto",
+        "Napoleon",
+        "Franz",
+        "Joseph",
+        "Leopold",
+        "Georg",
+        "Philipp",
+        "Paul",
+        "Johannes",
+        "Pius",
+        "Benedikt",
+        "Gregor",
+        "Ramses",
+        "Charles",
+        "Albert",
+    ];
+    const QUEENS: [&str; 4] = ["Elisabeth", "Katharina", "Margarethe", "Maria"];
+    let before = context.last_word();
+    let genitive = before.strip_suffix('s').filter(|name| KINGS.contains(name));
+    let article = match before {
+        _ if KINGS.contains(&before) => "der",
+        _ if QUEENS.contains(&before) => "die",
+        _ => genitive.map(|_| "des")?,
+    };
+    let stem = stem(value);
+    let mut chars = stem.chars();
+    let first: String = chars.next()?.to_uppercase().collect();
+    let ending = if article == "des" { "en" } else { "e" };
+    Some(format!("{article} {first}{}{ending}", chars.as_str()))
+}
+
+fn weekday(short: &str) -> Option<&'static str> {
+    const DAYS: [&str; 7] = ["Montag", "Dienstag", "Mittwoch", "Donnerstag", "Freitag", "Samstag", "Sonntag"];
+    DAYS.into_iter().find(|day| day.starts_with(short))
 }
 
 impl Tongue for German {
@@ -111,6 +156,31 @@ impl Tongue for German {
         equals: "gleich",
         and: "und",
         section: ["Paragraf", "Paragrafen"],
+        ratio: "zu",
+        number: "Nummer",
+        codes: &[
+            "code",
+            "pin",
+            "tan",
+            "plz",
+            "postleitzahl",
+            "bestellnummer",
+            "kundennummer",
+            "auftragsnummer",
+            "buchungsnummer",
+            "rechnungsnummer",
+            "ticketnummer",
+            "vorgangsnummer",
+            "referenznummer",
+            "kontonummer",
+            "kartennummer",
+            "buchungscode",
+            "sicherheitscode",
+            "iban",
+            "durchwahl",
+            "flug",
+        ],
+        before_days: &[],
         signs: Signs {
             at: "ät", dot: "Punkt", slash: "Schrägstrich", dash: "Bindestrich", underscore: "Unterstrich"
         },
@@ -192,6 +262,13 @@ impl Tongue for German {
         format!("{} {part}", words(top, "ein"))
     }
 
+    fn mixed(whole: u128, top: u128, bottom: u128, _feminine: bool) -> String {
+        match (top, bottom) {
+            (1, 2) => format!("{}einhalb", words(whole, "ein")),
+            _ => format!("{} und {}", words(whole, "ein"), Self::fraction(top, bottom)),
+        }
+    }
+
     fn times(n: u128) -> String {
         format!("{}mal", words(n, "ein"))
     }
@@ -226,12 +303,25 @@ impl Tongue for German {
             "Buch",
             "Titel",
         ];
-        NUMBERED.contains(&context.last_word()).then(|| Self::cardinal(value))
+        let before = context.last_word();
+        if NUMBERED.contains(&before) {
+            return Some(Self::cardinal(value));
+        }
+        ruler(value, context)
     }
 
     fn own(numbers: &mut Vec<Rule>, words: &mut Vec<Rule>) {
         let months =
             r"(Januar|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember)(?: (\d{4}))?";
+        rule(numbers, &format!(r"(\d{{1,2}})\. ?[-–] ?(\d{{1,2}})\. ?{months}"), |c, context| {
+            let day = |at: usize| Self::ordinal(number(&c[at]), context.last_word());
+            Some(format!("{} bis {} {}{}", day(1), day(2), &c[3], year_at::<Self>(c, 4)))
+        });
+        super::loose(numbers, r"(\d{1,2})\.(\d{1,2})\. ?[-–] ?(\d{1,2})\.(\d{1,2})\.(\d{4})?", |c, context| {
+            let from = super::date::<Self>(&c[1], &c[2], None, context)?;
+            let to = super::date::<Self>(&c[3], &c[4], c.get(5).map(|year| year.as_str()), context)?;
+            Some(format!("{from} bis {to}"))
+        });
         rule(numbers, &format!(r"(\d{{1,2}})\. ?{months}"), |c, context| {
             let day = Self::ordinal(number(&c[1]), context.last_word());
             Some(format!("{day} {}{}", &c[2], year_at::<Self>(c, 3)))
@@ -240,6 +330,29 @@ impl Tongue for German {
         rule(numbers, r"(\d{1,2}) ?(?:-|–|bis) ?(\d{1,2}) Uhr", |c, _| {
             Some(format!("{} bis {} Uhr", words_of(&c[1]), words_of(&c[2])))
         });
+        rule(numbers, r"(\d{1,2})[.:](\d{2}) ?(?:[-–]|bis) ?(\d{1,2})[.:](\d{2}) ?Uhr", |c, _| {
+            let [from, first, to, last] = [1, 2, 3, 4].map(|at| number(&c[at]));
+            (from <= 24 && to <= 24 && first < 60 && last < 60)
+                .then(|| format!("{} bis {}", Self::clock(from, first), Self::clock(to, last)))
+        });
+        rule(numbers, r"(\d{1,2})\.(\d{2}) ?Uhr", |c, _| {
+            let (hour, minute) = (number(&c[1]), number(&c[2]));
+            (hour <= 24 && minute < 60).then(|| Self::clock(hour, minute))
+        });
+        rule(numbers, r"([13])/4 Stunde", |c, _| {
+            Some(if &c[1] == "1" { "eine Viertelstunde" } else { "eine Dreiviertelstunde" }.into())
+        });
+        // "10 Min. warten": the stop is that of the word, where a sentence goes on.
+        super::loose(numbers, &format!(r"({}) ?(Min|Std|Sek)\. ", super::N), |c, context| {
+            let (one, many) = match &c[2] {
+                "Min" => ("Minute", "Minuten"),
+                "Std" => ("Stunde", "Stunden"),
+                _ => ("Sekunde", "Sekunden"),
+            };
+            let on = context.next().is_some_and(char::is_lowercase);
+            on.then(|| format!("{} ", counted::<Self>(&c[1], one, many, true)))
+        });
+        rule(numbers, r"(\d{1,3})-?mal", |c, _| Some(Self::times(number(&c[1]))));
         rule(numbers, r"(\d{1,2}) Uhr(?: (\d{1,2}))?", |c, _| Some(Self::clock(number(&c[1]), minute_at(c, 2))));
         rule(numbers, r"([1-9]0)er", |c, _| Some(format!("{}er", Self::cardinal(number(&c[1])))));
         rule(numbers, r"((?:1[1-9]|20)\d0)er", |c, _| Some(format!("{}er", Self::year(number(&c[1])))));
@@ -276,8 +389,34 @@ impl Tongue for German {
             let small = context.next_word().starts_with(char::is_lowercase);
             (led && (noun || small)).then(|| Self::ordinal(number(&c[1]), &before))
         });
-        rule(words, r"(Nr|Abs|Kap|Bd|Art|Str)\. ?(\d{1,6})", |c, _| {
+        // "Mo.–Fr.", "Mo bis Fr"; "Fr." by itself is a woman.
+        super::loose(
+            words,
+            r"(Mo|Di|Mi|Do|Fr|Sa|So)\.? ?(-|–|—|bis|und|,) ?(Mo|Di|Mi|Do|Fr|Sa|So)(\.?)",
+            |c, context| {
+                let carried = context.next().is_some_and(char::is_alphanumeric);
+                let joint = if c[2].len() == 3 && c[2].is_ascii() { &c[2] } else { "bis" };
+                let joint = if &c[2] == "," { return None } else { joint };
+                let end = if !c[4].is_empty() && context.after.trim().is_empty() { "." } else { "" };
+                (!carried).then(|| Some(format!("{} {joint} {}{end}", weekday(&c[1])?, weekday(&c[3])?))).flatten()
+            },
+        );
+        super::loose(words, r"(Mo|Di|Mi|Do|Fr|Sa|So)\.,", |c, context| {
+            let day = matches!(context.last_word(), "am" | "vom" | "bis" | "ab" | "seit");
+            day.then(|| Some(format!("{},", weekday(&c[1])?))).flatten()
+        });
+        super::loose(words, r"(\p{Lu}\p{Ll}{2,24})str\.", |c, context| {
+            let end = if context.after.trim().is_empty() { "." } else { "" };
+            Some(format!("{}straße{end}", &c[1]))
+        });
+        // "Ludwig XIV. war": the stop belongs to the number, unless it ends everything.
+        super::loose(words, r"([IVXLC]{1,9})\.", |c, context| {
+            let end = if context.after.trim().is_empty() { "." } else { "" };
+            Some(format!("{}{end}", ruler(crate::text::en::roman(&c[1])?, context)?))
+        });
+        rule(words, r"(Nr|Abs|Kap|Bd|Art|Str|S)\. ?(\d{1,6})", |c, _| {
             let long = match &c[1] {
+                "S" => "Seite",
                 "Nr" => "Nummer",
                 "Abs" => "Absatz",
                 "Kap" => "Kapitel",
@@ -297,7 +436,7 @@ const UNITS: &[(&str, &str, &str, bool)] = &[
     ("cm", "Zentimeter", "Zentimeter", false), ("mm", "Millimeter", "Millimeter", false), ("l", "Liter", "Liter", false),
     ("L", "Liter", "Liter", false), ("ml", "Milliliter", "Milliliter", false), ("h", "Stunde", "Stunden", true),
     ("Std", "Stunde", "Stunden", true), ("min", "Minute", "Minuten", true), ("Min", "Minute", "Minuten", true),
-    ("s", "Sekunde", "Sekunden", true), ("ms", "Millisekunde", "Millisekunden", true), ("m²", "Quadratmeter", "Quadratmeter", false),
+    ("s", "Sekunde", "Sekunden", true), ("Sek", "Sekunde", "Sekunden", true), ("ms", "Millisekunde", "Millisekunden", true), ("m²", "Quadratmeter", "Quadratmeter", false),
     ("km²", "Quadratkilometer", "Quadratkilometer", false), ("cm²", "Quadratzentimeter", "Quadratzentimeter", false),
     ("m³", "Kubikmeter", "Kubikmeter", false), ("°C", "Grad Celsius", "Grad Celsius", false), ("℃", "Grad Celsius", "Grad Celsius", false),
     ("°F", "Grad Fahrenheit", "Grad Fahrenheit", false), ("°", "Grad", "Grad", false), ("‰", "Promille", "Promille", false),
@@ -307,6 +446,8 @@ const UNITS: &[(&str, &str, &str, bool)] = &[
     ("W", "Watt", "Watt", false), ("kW", "Kilowatt", "Kilowatt", false), ("kWh", "Kilowattstunde", "Kilowattstunden", true),
     ("A", "Ampere", "Ampere", false), ("PS", "PS", "PS", false), ("ha", "Hektar", "Hektar", false), ("dB", "Dezibel", "Dezibel", false),
     ("kcal", "Kilokalorie", "Kilokalorien", true), ("hPa", "Hektopascal", "Hektopascal", false),
+    ("kbit", "Kilobit", "Kilobit", false), ("Mbit", "Megabit", "Megabit", false), ("Gbit", "Gigabit", "Gigabit", false),
+    ("Mbps", "Megabit pro Sekunde", "Megabit pro Sekunde", false), ("Gbps", "Gigabit pro Sekunde", "Gigabit pro Sekunde", false),
 ];
 
 const MONEY: &[Money] = &[
@@ -325,5 +466,6 @@ const ABBREVIATIONS: &[(&str, &str)] = &[
     ("ca", "circa"), ("dr", "Doktor"), ("prof", "Professor"), ("hr", "Herr"), ("fr", "Frau"), ("nr", "Nummer"), ("str", "Straße"),
     ("st", "Sankt"), ("evtl", "eventuell"), ("ggf", "gegebenenfalls"), ("inkl", "inklusive"), ("exkl", "exklusive"), ("vgl", "vergleiche"),
     ("sog", "sogenannt"), ("tel", "Telefon"), ("mio", "Millionen"), ("mrd", "Milliarden"), ("mind", "mindestens"), ("max", "maximal"),
-    ("min", "mindestens"), ("jh", "Jahrhundert"), ("geb", "geboren"), ("abs", "Absatz"), ("allg", "allgemein"), ("bspw", "beispielsweise"),
+    ("gem", "gemäß"), ("lt", "laut"), ("ggü", "gegenüber"), ("zzgl", "zuzüglich"), ("mwst", "Mehrwertsteuer"), ("u.v.m", "und vieles mehr"),
+    ("bzgl", "bezüglich"), ("ff", "fortfolgende"), ("o.g", "oben genannt"), ("zzt", "zurzeit"), ("min", "mindestens"), ("jh", "Jahrhundert"), ("geb", "geboren"), ("abs", "Absatz"), ("allg", "allgemein"), ("bspw", "beispielsweise"),
 ];

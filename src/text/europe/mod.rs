@@ -4,6 +4,7 @@
 
 mod french;
 mod german;
+mod habits;
 mod links;
 mod often;
 mod spanish;
@@ -58,6 +59,9 @@ trait Tongue: Sized + 'static {
         }
     }
 
+    /// A number and a part: "zweieinhalb", "deux et demi"; `feminine` if what is counted is.
+    fn mixed(whole: u128, top: u128, bottom: u128, feminine: bool) -> String;
+
     /// "zweimal", "deux fois": how often.
     fn times(n: u128) -> String;
 
@@ -84,6 +88,14 @@ struct Words {
     and: &'static str,
     /// The sign of a section of a law, and two of them.
     section: [&'static str; 2],
+    /// Between the sides of a score or a share.
+    ratio: &'static str,
+    /// The word for the sign `#`.
+    number: &'static str,
+    /// Words behind which digits are a code, in small letters.
+    codes: &'static [&'static str],
+    /// Words behind which "12/03" is a day, in small letters.
+    before_days: &'static [&'static str],
     signs: Signs,
     per: &'static str,
     months: [&'static str; 12],
@@ -162,7 +174,7 @@ pub(super) static FRENCH: LazyLock<Grammar> = LazyLock::new(grammar::<french::Fr
 pub(super) static SPANISH: LazyLock<Grammar> = LazyLock::new(grammar::<spanish::Spanish>);
 
 /// A number as it is written in these languages: 1.234,5 or 1 234,5 or 12,5 or 12.
-const N: &str = r"(?:\d{1,3}(?:[.\u{a0}\u{202f}]\d{3})+(?:,\d+)?|\d+(?:,\d+)?)";
+const N: &str = r"(?:\d{1,3}(?:[.'’\u{a0}\u{202f}]\d{3})+(?:,\d+)?|\d+(?:,\d+)?)";
 const SIGN: &str = "[-−]";
 const CURRENCY: &str = r"(?:US\$|[$€£¥]|EUR|USD|GBP|CHF|JPY)";
 const UNIT: &str = r"(?:° ?[CF]|[℃°%‰]|[A-Za-zµμ]{1,4})";
@@ -184,6 +196,7 @@ fn grammar<T: Tongue>() -> Grammar {
     let (mut numbers, mut words) = (Vec::new(), Vec::new());
     links::rules::<T>(&mut numbers, &mut words);
     T::own(&mut numbers, &mut words);
+    habits::rules::<T>(&mut numbers, &mut words);
     often::rules::<T>(&mut numbers, &mut words);
     account::<T>(&mut words);
     dates::<T>(&mut numbers);
@@ -234,7 +247,11 @@ fn counted<T: Tongue>(text: &str, one: &str, many: &str, feminine: bool) -> Stri
 }
 
 fn minus<T: Tongue>(sign: &str) -> String {
-    if sign.is_empty() { String::new() } else { format!("{} ", T::WORDS.minus) }
+    match sign {
+        "" => String::new(),
+        "+" => format!("{} ", T::WORDS.plus),
+        _ => format!("{} ", T::WORDS.minus),
+    }
 }
 
 fn date<T: Tongue>(day: &str, month: &str, year: Option<&str>, context: &Context<'_>) -> Option<String> {
@@ -330,13 +347,19 @@ fn unit<T: Tongue>(sign: &str) -> Option<(&'static str, &'static str, bool)> {
 }
 
 fn measures<T: Tongue>(rules: &mut Vec<Rule>) {
-    rule(rules, &format!(r"({N}) ?[-–] ?({N})[ \u{{a0}}\u{{202f}}]?({UNIT}[²³]?)(?:/([a-z]{{1,3}}))?"), |c, _| {
-        let said = measure::<T>(&c[2], &c[3], c.get(4).map(|per| per.as_str()))?;
-        Some(format!("{} {} {said}", quantity::<T>(&c[1]), T::WORDS.to))
-    });
-    rule(rules, &format!(r"({SIGN}?)({N})[ \u{{a0}}\u{{202f}}]?({UNIT}[²³]?)(?:/([a-z]{{1,3}}))?"), |c, _| {
-        Some(format!("{}{}", minus::<T>(&c[1]), measure::<T>(&c[2], &c[3], c.get(4).map(|per| per.as_str()))?))
-    });
+    rule(
+        rules,
+        &format!(r"({N}) ?[-–] ?({N})[ \u{{a0}}\u{{202f}}]?({UNIT}[²³]?)(?:/([a-z]{{1,3}}[²³]?))?"),
+        |c, _| {
+            let said = measure::<T>(&c[2], &c[3], c.get(4).map(|per| per.as_str()))?;
+            Some(format!("{} {} {said}", quantity::<T>(&c[1]), T::WORDS.to))
+        },
+    );
+    rule(
+        rules,
+        &format!(r"([-−+]?)({N})[ \u{{a0}}\u{{202f}}]?({UNIT}[²³]?)(?:/([a-z]{{1,3}}[²³]?))?"),
+        |c, _| Some(format!("{}{}", minus::<T>(&c[1]), measure::<T>(&c[2], &c[3], c.get(4).map(|per| per.as_str()))?)),
+    );
 }
 
 fn measure<T: Tongue>(amount: &str, sign: &str, per: Option<&str>) -> Option<String> {
@@ -372,7 +395,7 @@ fn sums<T: Tongue>(rules: &mut Vec<Rule>) {
     });
     loose(rules, &format!(r"({N})(?: ?[-+*×x÷:/=−] ?{N})+"), |c, context| {
         let text = &c[0];
-        let certain = text.contains(['+', '×', '÷', '=', '*']) || text.contains(" x ");
+        let certain = text.contains(['+', '×', '÷', '=', '*']) || text.contains(" x ") || text.contains(" / ");
         let carried = context.next().is_some_and(char::is_alphanumeric);
         (certain && !carried).then(|| sum::<T>(text))
     });

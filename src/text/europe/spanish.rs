@@ -133,6 +133,25 @@ impl Tongue for Spanish {
         divided: "entre",
         equals: "igual a",
         and: "y",
+        ratio: "a",
+        number: "número",
+        codes: &[
+            "código",
+            "pin",
+            "postal",
+            "cp",
+            "pedido",
+            "reserva",
+            "referencia",
+            "expediente",
+            "cliente",
+            "cuenta",
+            "factura",
+            "tique",
+            "vuelo",
+            "iban",
+        ],
+        before_days: &["el", "del", "al", "lunes", "martes", "miércoles", "jueves", "viernes", "sábado", "domingo"],
         section: ["párrafo", "párrafos"],
         signs: Signs { at: "arroba", dot: "punto", slash: "barra", dash: "guion", underscore: "guion bajo" },
         per: "por",
@@ -213,6 +232,14 @@ impl Tongue for Spanish {
         format!("{} {part}{}", shorten(&words(top)), if top > 1 { "s" } else { "" })
     }
 
+    fn mixed(whole: u128, top: u128, bottom: u128, feminine: bool) -> String {
+        match (top, bottom) {
+            (1, 2) if feminine => format!("{} y media", Self::counting(whole, true)),
+            (1, 2) => format!("{} y medio", words(whole)),
+            _ => format!("{} y {}", Self::counting(whole, feminine), Self::fraction(top, bottom)),
+        }
+    }
+
     fn times(n: u128) -> String {
         format!("{} {}", Self::counting(n, true), if n == 1 { "vez" } else { "veces" })
     }
@@ -271,6 +298,36 @@ impl Tongue for Spanish {
     }
 
     fn own(numbers: &mut Vec<Rule>, words: &mut Vec<Rule>) {
+        // "3 p. m.", "3:30pm": the part of the day in words.
+        super::loose(numbers, r"(\d{1,2})(?::(\d{2}))? ?([aApP])(?:\. ?[mM](\.?)|[mM])", |c, context| {
+            let (hour, minute) = (number(&c[1]), super::minute_at(c, 2));
+            let carried = context.next().is_some_and(char::is_alphanumeric);
+            ((1..=12).contains(&hour) && minute < 60 && !carried).then_some(())?;
+            let part = match (c[3].eq_ignore_ascii_case("a"), hour) {
+                (true, _) => "de la mañana",
+                (false, 12) => "del mediodía",
+                (false, 8..) => "de la noche",
+                (false, _) => "de la tarde",
+            };
+            let minute = if minute == 0 { String::new() } else { format!(" y {}", Self::cardinal(minute)) };
+            let end =
+                if c.get(4).is_some_and(|stop| !stop.is_empty()) && context.after.trim().is_empty() { "." } else { "" };
+            Some(format!("{}{minute} {part}{end}", Self::counting(hour, true)))
+        });
+        // "1er piso", "2da vez"
+        rule(numbers, r"(\d{1,3})(er|ra|ro|do|da|to|ta|mo|ma|vo|va|no|na)", |c, _| {
+            let (n, end) = (number(&c[1]), &c[2]);
+            let fits = match end {
+                "er" => return matches!(n % 10, 1 | 3).then(|| nth(n, false).trim_end_matches('o').to_owned()),
+                "ra" | "ro" => matches!(n % 10, 1 | 3),
+                "do" | "da" => n % 10 == 2,
+                "to" | "ta" => matches!(n % 10, 4..=6),
+                "mo" | "ma" => matches!(n % 10, 7 | 0),
+                "vo" | "va" => n % 10 == 8,
+                _ => n % 10 == 9,
+            };
+            fits.then(|| nth(n, end.ends_with('a')))
+        });
         rule(numbers, r"(\d{1,4})\.?([ºª°])", |c, context| {
             // Behind a number a degree sign may mean degrees: an ordinal has a noun behind it or a stop before.
             let ordinal = &c[2] != "°" || context.next_word().starts_with(char::is_lowercase);
@@ -281,7 +338,8 @@ impl Tongue for Spanish {
             r"(\d{1,2}) de (enero|febrero|marzo|abril|mayo|junio|julio|agosto|sep?tiembre|octubre|noviembre|diciembre)(?: del? (\d{4}))?",
             |c, _| Some(format!("{} {}{}", Self::day(number(&c[1]), ""), &c[2], year_at::<Self>(c, 3))),
         );
-        rule(words, r"(?:[nN]\.?[°º]|[nN]úm\.) ?(\d{1,6})", |c, _| {
+        super::loose(words, r"C\. ?P\.", |_, _| Some("código postal".into()));
+        rule(words, r"(?:[nN]\.?[°º]|[nN]úm\.|No\.) ?(\d{1,6})", |c, _| {
             Some(format!("número {}", quantity::<Self>(&c[1])))
         });
     }
@@ -302,6 +360,8 @@ const UNITS: &[(&str, &str, &str, bool)] = &[
     ("MHz", "megahercio", "megahercios", false), ("GHz", "gigahercio", "gigahercios", false), ("V", "voltio", "voltios", false),
     ("W", "vatio", "vatios", false), ("kW", "kilovatio", "kilovatios", false), ("kWh", "kilovatio hora", "kilovatios hora", false),
     ("ha", "hectárea", "hectáreas", true), ("dB", "decibelio", "decibelios", false), ("kcal", "kilocaloría", "kilocalorías", true),
+    ("kbit", "kilobit", "kilobits", false), ("Mbit", "megabit", "megabits", false), ("Gbit", "gigabit", "gigabits", false),
+    ("Mbps", "megabit por segundo", "megabits por segundo", false),
 ];
 
 const MONEY: &[Money] = &[
