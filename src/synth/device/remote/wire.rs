@@ -536,6 +536,19 @@ mod tests {
         assert!(Reader::new(&short[..]).greeting::<ToWorker>().await.is_ok());
     }
 
+    #[test]
+    fn phonemes_keep_their_order_and_pinyin_is_apart_for_workers_that_know_none() {
+        let pinyin = (9..15, Phonemes::Pinyin { pinyin: "chong2 qing4".into() });
+        let sounds = vec![(0..3, Phonemes::Espeak("a".into())), pinyin, (20..22, Phonemes::Espeak("b".into()))];
+        let (espeak, mandarin) = apart(&sounds);
+        assert_eq!((espeak.len(), mandarin.len()), (2, 1));
+        assert_eq!(together(espeak, mandarin), sounds);
+        // As a gateway before this sends it, and as it is sent where nothing is given.
+        let plain = r#"{"type":"append","id":1,"text":"a ","last":false}"#;
+        let append: ToWorker = serde_json::from_str(plain).expect("a message");
+        assert_eq!(serde_json::to_string(&append).expect("JSON"), plain);
+    }
+
     #[tokio::test]
     async fn what_is_no_frame_is_refused_without_reading_on() {
         for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0, 0, 0, 0], &[3, 0, 0, 0, AUDIO, 1, 2], &[2, 0, 0, 0, 9, 9]] {
