@@ -6,7 +6,8 @@
 //!
 //! - [`file`]: files that are there whole or not at all
 //! - [`clock`], [`audio`], [`secret`]: time, units of sound, values that never show in logs; [`seats`]: limits that may change; [`node`]: ids that carry a
-//!   machine; [`reach`]: which addresses a peer may name; [`pem`]: certificates and keys from files; [`fault`]: panics for
+//!   machine; [`reach`]: which addresses a peer may name; [`host`]: hosts as operators write them; [`pem`]: certificates and
+//!   keys from files; [`fault`]: panics for
 //!   tests; [`supervise`]: parts that are started again after one
 //! - [`turn`]: the vocabulary of speech work; [`audio_file`]: files and downloads of sound; [`socket`]: WebSockets that the
 //!   gateway opens; [`certificate`]: the one of a listener, and its changes; [`handover`]: sockets that come from another
@@ -43,6 +44,7 @@ pub mod file;
 pub mod gateway;
 pub mod handover;
 pub mod hear;
+pub mod host;
 pub mod media;
 pub mod node;
 pub mod pem;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use reqwest::header::CONTENT_TYPE;
 
 use crate::clock;
+use crate::host;
 use crate::secret::Secret;
 use crate::telemetry::context::TRACEPARENT;
 
@@ -27,10 +28,7 @@ pub fn signature(secret: &str, timestamp: u64, body: &str) -> String {
 /// # Errors
 /// The key and what it must be.
 pub fn check(url: &str, secret: &Secret, tries: u32) -> Result<(), String> {
-    let parsed = reqwest::Url::parse(url).map_err(|error| format!("url `{url}`: {error}"))?;
-    if !matches!(parsed.scheme(), "http" | "https") {
-        return Err(format!("url `{url}`: expected http://... or https://..."));
-    }
+    host::url(url, &["http", "https"]).map_err(|error| format!("url {error}"))?;
     if secret.reveal().is_empty() {
         return Err("secret must not be empty".into());
     }

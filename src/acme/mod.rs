@@ -31,6 +31,7 @@ use self::schedule::{Attempts, Held};
 use crate::certificate::Certificate;
 use crate::clock;
 use crate::file::replace_secret;
+use crate::host;
 use crate::pem;
 
 /// `[http.acme]`
@@ -76,14 +77,8 @@ impl Acme {
         if !self.email.is_empty() && !self.email.contains('@') {
             return Err(format!("email: `{}` is no address of mail", self.email));
         }
-        match self.directory.strip_prefix("https://") {
-            Some(rest) if !rest.is_empty() => Ok(()),
-            _ => Err(format!(
-                "directory: `{}` must begin with https://; Let's Encrypt's is \"{}\"",
-                self.directory,
-                lets_encrypt()
-            )),
-        }
+        let read = host::url(&self.directory, &["https"]).map(|_| ());
+        read.map_err(|error| format!("directory {error}; Let's Encrypt's is \"{}\"", lets_encrypt()))
     }
 
     /// The names as certificates have them.

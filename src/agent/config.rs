@@ -10,6 +10,7 @@ use super::llm::config::Llm;
 use super::media::frames::Form;
 use crate::call::{Interruptible, Style};
 use crate::file;
+use crate::host;
 use crate::secret::Secret;
 use crate::turn::Streaming;
 
@@ -244,6 +245,10 @@ impl Agent {
             return Err(format!("speed = {}: expected 0.25 to 4", self.speed));
         }
         let is_socket = |url: &str| ["ws://", "wss://"].iter().any(|scheme| url.starts_with(scheme));
+        let socket = |key: &str, url: &str| {
+            let read = host::url(url, &["ws", "wss"]).map_err(|error| format!("{key} {error}"));
+            read.map(|_| ())
+        };
         if Form::at(self.media_rate).is_none() {
             return Err(format!("media_rate = {}: expected 8000, 16000 or 24000", self.media_rate));
         }
@@ -251,9 +256,9 @@ impl Agent {
             return llm.validate().map_err(|error| format!("llm: {error}"));
         }
         match &self.media {
-            Some(media) if is_socket(media) => Ok(()),
-            Some(media) => Err(format!("media `{media}`: expected ws://... or wss://...")),
-            None if is_socket(url) || Builtin::at(url).is_some() => Ok(()),
+            Some(media) => socket("media", media),
+            None if is_socket(url) => socket("url", url),
+            None if Builtin::at(url).is_some() => Ok(()),
             None => Err(format!(
                 "url `{url}`: expected ws://..., wss://..., builtin:demo, builtin:silent or builtin:client"
             )),

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::host;
+
 /// The longest window of the speech detector: it remembers 64 frames of 16 ms.
 const MAX_ONSET_WINDOW_MS: u64 = 1_024;
 
@@ -145,9 +147,8 @@ impl PlayWeb {
         for entry in &self.hosts {
             let (name, port) = split(entry);
             let plain = name.strip_prefix("*.").unwrap_or(name);
-            let letters = |c: char| c.is_ascii_alphanumeric() || "-._:[]".contains(c);
-            let bad_port = port.is_none() && entry.contains(':') && !entry.ends_with(']');
-            if bad_port || (name != "*" && (plain.is_empty() || !plain.chars().all(letters))) {
+            let bad_port = port == Some(0) || (port.is_none() && entry.contains(':') && !entry.ends_with(']'));
+            if bad_port || (name != "*" && host::split(plain) != Ok((plain, None))) {
                 return Err(format!("hosts `{entry}`: expected media.example.com, *.example.com, host:8443 or *"));
             }
         }

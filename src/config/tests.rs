@@ -305,3 +305,42 @@ fn a_short_password_of_an_account_is_refused() {
     assert!(load(&users(""), &[]).is_err());
     assert!(load(&users("12345678"), &[]).is_ok());
 }
+
+#[test]
+fn a_host_that_cannot_be_one_is_refused_with_its_key_and_line() {
+    let trunk = |host: &str| format!("[[sip.trunk]]\nname = \"t\"\nhost = {host:?}\n");
+    for good in ["carrier.example", "carrier.example.:5061", "192.0.2.7:5060", "[2001:db8::7]:5060", "2001:db8::7"] {
+        assert!(load(&trunk(good), &[]).is_ok(), "{good}: {:?}", load(&trunk(good), &[]).err());
+    }
+    let targets = format!("{}targets = [\n{{ host = \"b\" }},\n{{ host = \"b c\" }},\n]\n", trunk("a"));
+    let agent = |key: &str| format!("[agent.a]\nspeed = 1.0\n{key} = \"ws://not a host/\"\n");
+    let node = "redis = \"redis://127.0.0.1\"\nnode = \"a\"\ntoken = \"0123456789abcdef\"";
+    for (text, line, key) in [
+        (trunk("not a host"), 3, "host"),
+        (trunk("carrier.example/x"), 3, "host"),
+        (trunk("carrier..example"), 3, "host"),
+        (trunk("sip:carrier.example"), 3, "host"),
+        (trunk("carrier.example:99999"), 3, "host"),
+        (targets, 6, "host"),
+        ("[sip]\nws_origins = [\"*\", \"https://a b\"]\n".to_owned(), 2, "ws_origins"),
+        ("[http]\ncors = [\"https://app..example\"]\n".to_owned(), 2, "cors"),
+        ("[http]\nhosts = [\"a..b\"]\n".to_owned(), 2, "hosts"),
+        ("[http]\nacme = { domains = [\"a.example\"], directory = \"https://a b/\" }\n".to_owned(), 2, "acme"),
+        ("[webrtc]\nice_servers = [{ urls = [\"stun:not a host\"] }]\n".to_owned(), 2, "urls"),
+        ("[webrtc]\nice_servers = [{ urls = [\"turn.example.net:3478\"] }]\n".to_owned(), 2, "urls"),
+        (format!("[cluster]\n{node}\nadvertise = \"http://a..b:8080\"\n"), 5, "advertise"),
+        ("[engine]\nworkers = [\"local host:7070\"]\n".to_owned(), 2, "workers"),
+        ("[log]\notlp = \"http://collector.example:4317:1\"\n".to_owned(), 2, "otlp"),
+        ("[recognizer]\nurl = \"http://1.2.3.400/\"\n".to_owned(), 2, "url"),
+        ("[call.play]\nhosts = [\"a..b\"]\n".to_owned(), 2, "hosts"),
+        ("[records]\ndatabase = \"postgres://u@a..b/calls?sslmode=disable\"\n".to_owned(), 2, "a..b"),
+        ("[webhook.w]\nurl = \"https://a..b/\"\nsecret = \"s\"\nevents = [\"ended\"]\n".to_owned(), 2, "url"),
+        (agent("url"), 3, "url"),
+        (agent("media"), 3, "media"),
+    ] {
+        let error = load(&text, &[]).expect_err(&text);
+        let at = error.origin.split(".toml:").nth(1).and_then(|at| at.split(':').next()?.parse::<usize>().ok());
+        assert_eq!(at, Some(line), "{text}: {error}");
+        assert!(error.message.contains(key), "{text}: {error}");
+    }
+}

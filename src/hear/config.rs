@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::stream::protocol::Dialect;
 use super::stream::{Service, Services};
+use crate::host;
 use crate::secret::Secret;
 
 /// `[recognizer]`
@@ -191,11 +192,11 @@ impl Recognizer {
             return Err("price: expected a number from 0".into());
         }
         let streams = self.chosen().dialect(None).is_some();
-        let schemes: &[&str] = if streams { &["ws://", "wss://"] } else { &["http://", "https://"] };
+        let schemes: &[&str] = if streams { &["ws", "wss"] } else { &["http", "https"] };
         let fallback = self.fallback.as_ref().map(|fallback| &fallback.url);
         for (key, url) in [("url", self.url.as_ref()), ("fallback.url", fallback)] {
-            if let Some(url) = url.filter(|url| !schemes.iter().any(|scheme| url.starts_with(scheme))) {
-                return Err(format!("{key} = \"{url}\": expected {}...", schemes.join("... or ")));
+            if let Some(url) = url {
+                host::url(url, schemes).map_err(|error| format!("{key} {error}"))?;
             }
         }
         if let Some(second) = &self.fallback {

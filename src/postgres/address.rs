@@ -167,6 +167,11 @@ impl Address {
         if config.get_hosts().is_empty() {
             return Err("the URL names no host: write postgres://user:password@host/database".into());
         }
+        for name in
+            config.get_hosts().iter().filter_map(|host| if let Host::Tcp(name) = host { Some(name) } else { None })
+        {
+            crate::host::split(name)?;
+        }
         let security = match mode.as_deref() {
             Some("disable") => Security::Clear,
             None if config.get_hosts().iter().all(near) => Security::Clear,

@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 
 use crate::acme::Acme;
 use crate::gateway::dialers::Dialer;
+use crate::host;
 use crate::secret::{Secret, same};
 use crate::sip::quota::Limits;
 
@@ -74,7 +75,7 @@ impl Http {
     /// # Errors
     /// The key and what it must be.
     pub fn validate(&self) -> Result<(), String> {
-        if let Some(host) = self.hosts.iter().find(|host| host.is_empty() || host.contains(['/', ':', '*', ' '])) {
+        if let Some(host) = self.hosts.iter().find(|text| host::split(text) != Ok((text.as_str(), None))) {
             return Err(format!("hosts: `{host}` is no host name; write it without scheme, port or `*`"));
         }
         if self.max_connections == 0 || self.connections_per_address == 0 {
@@ -83,17 +84,7 @@ impl Http {
         if let Some(acme) = &self.acme {
             acme.validate().map_err(|error| format!("acme: {error}"))?;
         }
-        let bare = |origin: &str| {
-            origin.split_once("://").is_some_and(|(scheme, host)| {
-                matches!(scheme, "http" | "https") && !host.is_empty() && !host.contains(['/', ' '])
-            })
-        };
-        match self.cors.iter().find(|origin| *origin != "*" && !bare(origin)) {
-            Some(origin) => {
-                Err(format!("cors: `{origin}` is no origin; write it like https://app.example.com, or \"*\""))
-            }
-            None => Ok(()),
-        }
+        host::pages(&self.cors).map_err(|error| format!("cors: {error}"))
     }
 }
 

@@ -11,6 +11,7 @@ use std::{
 
 pub use super::number::{Format, Numbers, Rule};
 use super::quota::Limits;
+use crate::host;
 pub use crate::secret::Secret;
 use serde::{Deserialize, Deserializer, de::Error as _};
 
@@ -120,6 +121,7 @@ impl SipConfig {
         if self.wss.is_some() && self.tls.is_none() {
             return Err("wss: needs the certificate and key of `tls`".to_owned());
         }
+        host::pages(&self.ws_origins).map_err(|error| format!("ws_origins: {error}"))?;
         let short = self.users.iter().find(|user| user.password.reveal().len() < MIN_PASSWORD);
         match short {
             Some(user) => Err(format!(
@@ -168,6 +170,7 @@ pub struct TrunkConfig {
     /// What `POST /v1/calls` names it by.
     pub name: String,
     /// Host or address with optional port.
+    #[serde(deserialize_with = "host::with_port")]
     pub host: String,
     /// Further hosts of the same carrier, tried where one fails.
     #[serde(default)]
@@ -248,6 +251,7 @@ pub struct TrunkConfig {
 #[serde(deny_unknown_fields)]
 pub struct TargetConfig {
     /// Host or address with optional port.
+    #[serde(deserialize_with = "host::with_port")]
     pub host: String,
     /// Lower is tried first; that of the trunk's `host` is 1.
     #[serde(default = "one")]

@@ -19,6 +19,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
 
 use self::lines::Lines;
+use crate::host;
 
 /// `[log]`
 #[derive(Clone, Debug, Deserialize)]
@@ -59,12 +60,11 @@ impl Log {
     /// The key and what it must be.
     pub fn validate(&self) -> Result<(), String> {
         filter(&self.level)?;
-        match &self.otlp {
-            Some(url) if !(url.starts_with("http://") || url.starts_with("https://")) => {
-                Err(format!("otlp `{url}`: expected the http:// or https:// address of a collector"))
-            }
-            _ => Ok(()),
+        if let Some(collector) = &self.otlp {
+            host::url(collector, &["http", "https"])
+                .map_err(|error| format!("otlp: the collector's address {error}"))?;
         }
+        Ok(())
     }
 }
 

@@ -8,6 +8,7 @@ use hmac::{Hmac, Mac};
 use serde::Deserialize;
 
 use super::relay::Server;
+use crate::host;
 use crate::node::NodeName;
 use crate::secret::Secret;
 
@@ -152,28 +153,44 @@ struct Written {
 const TTL: Duration = Duration::from_secs(4 * 3600);
 
 impl TryFrom<Written> for IceServer {
-    type Error = &'static str;
+    type Error = String;
 
     fn try_from(written: Written) -> Result<Self, Self::Error> {
         let Written { urls, username, credential, secret, ttl_s } = written;
         let login = match (username, credential, secret) {
-            (None, None, None) if ttl_s.is_some() => return Err("`ttl_s` needs `secret`"),
+            (None, None, None) if ttl_s.is_some() => return Err("`ttl_s` needs `secret`".to_owned()),
             (None, None, None) => None,
-            (Some(_), Some(_), None) if ttl_s.is_some() => return Err("`ttl_s` needs `secret`"),
+            (Some(_), Some(_), None) if ttl_s.is_some() => return Err("`ttl_s` needs `secret`".to_owned()),
             (Some(username), Some(credential), None) => Some(Login::Fixed { username, credential }),
             (username, None, Some(secret)) => {
                 let ttl = ttl_s.map_or(TTL, Duration::from_secs);
                 Some(Login::Shared { secret, username: username.unwrap_or_else(|| "antiphon".to_owned()), ttl })
             }
-            (Some(_), None, None) => return Err("`username` needs `credential` or `secret`"),
-            (None, Some(_), _) => return Err("`credential` needs `username`"),
-            (_, Some(_), Some(_)) => return Err("`credential` and `secret` exclude each other"),
+            (Some(_), None, None) => return Err("`username` needs `credential` or `secret`".to_owned()),
+            (None, Some(_), _) => return Err("`credential` needs `username`".to_owned()),
+            (_, Some(_), Some(_)) => return Err("`credential` and `secret` exclude each other".to_owned()),
         };
         if urls.is_empty() {
-            return Err("`urls` is empty: name at least one, such as \"turn:turn.example.com:3478\"");
+            return Err("`urls` is empty: name at least one, such as \"turn:turn.example.com:3478\"".to_owned());
         }
+        urls.iter().try_for_each(|url| check(url))?;
         Ok(Self { urls, login })
     }
+}
+
+/// Whether browsers take `url`: one that they refuse fails all of theirs (W3C WebRTC section 4.4.1.6).
+fn check(url: &str) -> Result<(), String> {
+    let wrong = |why: String| format!("urls: `{url}`: {why}");
+    let expected = "expected stun:HOST, stuns:HOST, turn:HOST or turns:HOST, each with or without a port";
+    let (scheme, rest) = url.split_once(':').ok_or_else(|| wrong(expected.to_owned()))?;
+    let (server, query) = rest.split_once('?').map_or((rest, None), |(server, query)| (server, Some(query)));
+    match (scheme, query) {
+        ("stun" | "stuns", None) | ("turn" | "turns", None | Some("transport=udp" | "transport=tcp")) => {}
+        ("stun" | "stuns", Some(_)) => return Err(wrong("what follows `?` belongs to TURN".to_owned())),
+        ("turn" | "turns", Some(_)) => return Err(wrong("expected ?transport=udp or ?transport=tcp".to_owned())),
+        _ => return Err(wrong(expected.to_owned())),
+    }
+    host::in_url(server).map_err(wrong)
 }
 
 impl IceServer {

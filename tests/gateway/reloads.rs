@@ -163,14 +163,21 @@ async fn accounts_trunks_and_limits_change_beside_a_live_call() {
     until(&ready, |said| said["trunks"] == json!([])).await;
     assert_eq!(served.dial("+43123").await.0, 403);
 
-    // A mistake in a trunk changes nothing.
-    std::fs::write(
-        &served.file,
-        "[call]\nmax_calls = 9\n[[sip.trunk]]\nname = \"x\"\nhost = \"127.0.0.1\"\nsrtp = \"perhaps\"\n",
-    )
-    .expect("written");
-    let refused = served.client.post(format!("{}/v1/admin/reload", served.program.http)).send().await.expect("HTTP");
-    assert_eq!(refused.status(), 422);
+    // A mistake in a trunk changes nothing, and is told with its line.
+    let address = "host = \"127.0.0.1\"\n";
+    for (mistake, line) in [
+        (format!("{address}srtp = \"perhaps\"\n"), 6),
+        ("host = \"not a host\"\n".to_owned(), 5),
+        (format!("{address}targets = [{{ host = \"carrier.example/\" }}]\n"), 6),
+    ] {
+        std::fs::write(&served.file, format!("[call]\nmax_calls = 9\n[[sip.trunk]]\nname = \"x\"\n{mistake}"))
+            .expect("written");
+        let asked = served.client.post(format!("{}/v1/admin/reload", served.program.http)).send();
+        let refused = asked.await.expect("HTTP");
+        assert_eq!(refused.status(), 422, "{mistake}");
+        let told = refused.text().await.expect("a text");
+        assert!(told.contains(&format!(".toml:{line}:")), "{mistake}: {told}");
+    }
 
     assert_eq!(live.ended(std::time::Duration::ZERO).await, None, "the call has gone on all the time");
     served.call().await.expect("room again").hang_up().await;

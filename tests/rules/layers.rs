@@ -9,6 +9,7 @@ const GATEWAY: &[(&str, u32)] = &[
     ("file", 0),
     ("clock", 1),
     ("audio", 1),
+    ("host", 1),
     ("node", 1),
     ("fault", 1),
     ("pem", 1),

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use super::tools::{self, HttpTool};
 use super::web;
+use crate::host;
 use crate::secret::Secret;
 
 /// `llm` of an agent.
@@ -210,6 +211,7 @@ impl Llm {
         if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {
             return Err(format!("base_url `{}`: expected http://... or https://...", self.base_url));
         }
+        host::of(&url).map_err(|error| format!("base_url `{}`: {error}", self.base_url))?;
         Ok(url)
     }
 

@@ -22,6 +22,7 @@ use serde::Deserialize;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Semaphore, mpsc};
 
+use crate::host;
 use crate::reach::cause;
 use crate::secret::Secret;
 
@@ -79,6 +80,7 @@ impl S3 {
         };
         let wrong = |error: String| format!("s3.endpoint `{endpoint}`: {error}: https://HOST or http://HOST:PORT");
         let url = Url::parse(&endpoint).map_err(|error| wrong(error.to_string()))?;
+        host::of(&url).map_err(wrong)?;
         let found = Bucket::new(url, style, bucket.to_owned(), region.to_owned());
         let prefix = prefix.trim_matches('/');
         let prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };

@@ -12,6 +12,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::link::Worker;
 use super::serve::Door;
+use crate::host;
 use crate::node::NodeName;
 use crate::pem;
 use crate::secret::Secret;
@@ -77,6 +78,7 @@ impl Cluster {
     pub fn check(&self, address: &str) -> Result<(), String> {
         let parts = address.rsplit_once(':').filter(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
         let Some((host, _)) = parts else { return Err(format!("`{address}` is no address: write host:port")) };
+        host::split(host)?;
         let host = host.trim_matches(['[', ']']);
         let near = host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
         match near || self.tls.is_some() {
@@ -94,6 +96,7 @@ impl Cluster {
     pub fn validate(&self) -> Result<(), String> {
         if let Some(advertise) = &self.advertise {
             let url = reqwest::Url::parse(advertise).map_err(|error| format!("advertise `{advertise}`: {error}"))?;
+            host::of(&url).map_err(|error| format!("advertise `{advertise}`: {error}"))?;
             let bare = url.path() == "/" && url.query().is_none() && url.fragment().is_none();
             let known = matches!(url.scheme(), "http" | "https") && url.username().is_empty();
             if !(bare && known && url.has_host()) {
