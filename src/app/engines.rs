@@ -203,9 +203,9 @@ fn spare_voice(loudness: Option<f32>) -> Result<Box<dyn Synthesizer>, SynthError
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Open,
-    /// It has failed, and never been loaded.
+    /// It has failed, and never spoken.
     Failed,
-    /// It was loaded once: what fails later may work again.
+    /// It was loaded and has spoken: what fails later may work again.
     Loaded,
     /// The spare voice speaks on it.
     Spare,
@@ -213,8 +213,8 @@ enum Fate {
 
 /// Loaders that take `spare` at the first failure of the last device that might have been loaded, so that calls are
 /// answered: whether it cannot be used ([`SynthError::Unusable`]) or fails for now ([`SynthError::Device`]: another
-/// program holds its memory, say). The other devices leave the work to those that can; one that failed for now is
-/// tried again as any is, and speaks beside the spare once it works.
+/// program holds its memory, say), be it only at the first that it is to say. The other devices leave the work to those that
+/// can; one that failed for now is tried again as any is, and speaks beside the spare once it works.
 pub fn or_spare(
     loaders: Vec<Loader>,
     spare: impl Fn() -> Result<Box<dyn Synthesizer>, SynthError> + Send + Clone + 'static,
@@ -228,7 +228,8 @@ pub fn or_spare(
             if *fate == Fate::Spare {
                 return spare();
             }
-            let result = load();
+            // One that is loaded and cannot speak is of no more use than one that is not: both show it here.
+            let result = load().and_then(|mut voice| voice.warm_up().map(|_| voice));
             match (&result, *fate) {
                 (Ok(_), before) => {
                     *fate = Fate::Loaded;

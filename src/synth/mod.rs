@@ -176,7 +176,7 @@ pub trait Synthesizer: Send {
     fn forget(&mut self, _utterance: UtteranceId) {}
 
     /// Runs every stage at several widths once, so that the first caller pays for nothing. Returns what one round of each
-    /// took, to seed the cost model.
+    /// took, to seed the cost model. Asked again, it need not do so again.
     ///
     /// # Errors
     /// The device does not work.

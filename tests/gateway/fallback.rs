@@ -98,6 +98,25 @@ async fn a_machine_with_an_unusable_gpu_speaks_on_the_default_voice() {
     rig.app.drain().await;
 }
 
+/// One that shows it only at the first that it is to say, when its model is loaded: no call waits for what will not come.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gpu_that_fails_as_its_voice_is_warmed_up_leaves_calls_to_the_default_voice() {
+    if let Err(error) = Espeak::new(espeak::Config::default()) {
+        antiphon_skip::skip("espeak", error);
+        return;
+    }
+    let cold = Watch::never_warm().loader();
+    let loaders = engines::or_spare(vec![cold], || Ok(Box::new(Espeak::new(espeak::Config::default())?)));
+    let rig = Rig::with_voices(agents, Choice { loaders, fallback: None, reasons: Vec::new() }).await;
+    let status = &rig.app.gateway().engine.status()[0];
+    assert_eq!((status.caps.as_ref().map(|caps| caps.name), status.failures), (Some(espeak::NAME), 0));
+    let call = rig.telephone("strict", Codec::Pcmu).await;
+    let asked = rig.speak(&call, SENTENCE).await;
+    hear_turn(&call, asked).await;
+    call.hang_up().await;
+    rig.app.drain().await;
+}
+
 /// The program on a machine whose GPU cannot be used, a driver without a device: from its start to what its first caller hears.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_served_machine_with_an_unusable_gpu_answers_its_first_call_soon() {

@@ -25,6 +25,8 @@ pub(crate) struct Watch {
     fails_after: AtomicU64,
     /// It failed, and cannot be loaded again.
     gone: AtomicBool,
+    /// It is loaded, and fails at the first it is to say.
+    cold: AtomicBool,
     open: Mutex<HashMap<Slot, (TurnToken, u32)>>,
 }
 
@@ -32,6 +34,12 @@ impl Watch {
     pub(crate) fn failing_after(steps: u64) -> Arc<Self> {
         let watch = Self::default();
         watch.fails_after.store(steps, SeqCst);
+        Arc::new(watch)
+    }
+
+    pub(crate) fn never_warm() -> Arc<Self> {
+        let watch = Self::default();
+        watch.cold.store(true, SeqCst);
         Arc::new(watch)
     }
 
@@ -105,6 +113,9 @@ impl Synthesizer for Watched {
     }
 
     fn warm_up(&mut self) -> Result<Seeds, SynthError> {
+        if self.watch.cold.load(SeqCst) {
+            return Err(SynthError::Device("no memory for its first step".into()));
+        }
         self.tone.warm_up()
     }
 }

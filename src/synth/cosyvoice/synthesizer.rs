@@ -86,6 +86,8 @@ pub struct CosyVoice<B> {
     launched: Option<(Step, u32)>,
     /// What the checkpoint's files hold and how it was loaded, where that is found out.
     content: Option<(Arc<OnceLock<String>>, String)>,
+    /// What the warm-up found: it is done once, whoever asks for it again.
+    warm: Option<Seeds>,
 }
 
 struct Known {
@@ -161,6 +163,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
             ran: 1,
             launched: None,
             content: None,
+            warm: None,
         };
         let saved = dir.join(SPK2INFO);
         if saved.exists() {
@@ -521,6 +524,9 @@ impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
     }
 
     fn warm_up(&mut self) -> Result<Seeds, SynthError> {
+        if let Some(seeds) = &self.warm {
+            return Ok(seeds.clone());
+        }
         let handles: Vec<(String, VoiceHandle)> = self.voices.iter().map(|(n, k)| (n.clone(), k.handle)).collect();
         for (name, handle) in handles {
             match self.backend.prepare_voice(handle) {
@@ -529,7 +535,9 @@ impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
                 Err(error) => tracing::warn!("voice `{name}` cannot be prepared: {error}"),
             }
         }
-        self.speak_at_every_width()
+        let seeds = self.speak_at_every_width()?;
+        self.warm = Some(seeds.clone());
+        Ok(seeds)
     }
 
     fn refresh_voices(&mut self) {
