@@ -359,7 +359,7 @@ fn frail_engine(broken: &Arc<AtomicBool>) -> Engine {
     let broken = broken.clone();
     let loader: Loader =
         Box::new(move || Ok(Box::new(Frail { tone: Tone::new(), deadly: Default::default(), broken: broken.clone() })));
-    let soon = Recovery { first: Duration::from_millis(1), most: Duration::from_millis(4) };
+    let soon = Recovery { first: Duration::from_millis(1), most: Duration::from_millis(4), ..Recovery::default() };
     Engine::start_with(vec![loader], sched::Config::default(), soon).expect("starts")
 }
 

@@ -90,10 +90,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             let told = service.clone();
             tokio::spawn(announcer.keep(move || told.told(), stop.subscribe()))
         });
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
+        let hangs = tokio::select! {
+            _ = terminate.recv() => false,
+            _ = interrupt.recv() => false,
+            () = all_hang(engine.clone()) => true,
+        };
         service.drain();
         if let Some(batch) = batch {
             // What is unfinished of it another begins anew. Joining the thread blocks.
@@ -116,8 +117,20 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }
         // Joining threads blocks, so it leaves the runtime.
         let _ = tokio::task::spawn_blocking(move || engine.shutdown()).await;
-        Ok(())
+        match hangs {
+            // The supervisor starts it anew, which is what such a device needs.
+            true => Err(Failure::failed("every device hangs")),
+            false => Ok(()),
+        }
     })
+}
+
+/// Waits until every device hangs, so that nothing speaks here until a new process does.
+async fn all_hang(engine: Engine) {
+    let mut look = tokio::time::interval(Duration::from_secs(1));
+    while !engine.status().iter().all(|device| device.hangs) {
+        look.tick().await;
+    }
 }
 
 /// Batch work of a database that gateways share, in the voices that are here; `None`: there is none.

@@ -121,7 +121,7 @@ impl Gateway {
         is_ready(&self.engine)
     }
 
-    /// The parts that do not work; see [`Fault`]. Devices tell for themselves, by their phase.
+    /// The parts that do not work; see [`Fault`]. Devices tell for themselves, by their phase, unless they hang.
     pub fn faults(&self) -> Vec<Fault> {
         let mut faults = Vec::new();
         let mut gone = |part, is| {
@@ -132,6 +132,8 @@ impl Gateway {
         };
         gone("sip", self.sip.as_ref().is_some_and(|sip| sip.is_broken()));
         gone("dispatcher", self.dispatcher.is_gone());
+        let hanging = self.engine.status().iter().filter(|device| device.hangs).count();
+        faults_of_devices(hanging, self.is_ready() || self.fallback.as_ref().is_some_and(is_ready), &mut faults);
         let still = self.calls.shards().still(clock::now());
         if still > 0 {
             let reason =
@@ -277,6 +279,33 @@ impl Gateway {
     }
 }
 
+/// So many devices hang; whether another `speaks`. Only a new process is sure to have them again, and is wanted at once where
+/// nothing speaks any more.
+fn faults_of_devices(hanging: usize, speaks: bool, faults: &mut Vec<Fault>) {
+    if hanging > 0 {
+        let rest = if speaks { "others speak: start the gateway anew when it suits" } else { "nothing else speaks" };
+        let reason = format!("{hanging} of them hang, and may have to be had anew by another process; {rest}");
+        faults.push(Fault { part: "devices", reason, fatal: !speaks, mends: speaks });
+    }
+}
+
 fn is_ready(engine: &Engine) -> bool {
     engine.status().iter().any(|device| device.phase == Phase::Ready)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_whose_only_voice_hangs_is_to_be_started_anew() {
+        let told = |hanging, speaks| {
+            let mut faults = Vec::new();
+            faults_of_devices(hanging, speaks, &mut faults);
+            faults.first().map(|fault| (fault.fatal, fault.mends))
+        };
+        assert_eq!([told(0, false), told(0, true)], [None, None], "it loads, or is loaded again");
+        assert_eq!(told(1, true), Some((false, true)));
+        assert_eq!(told(1, false), Some((true, false)));
+    }
 }

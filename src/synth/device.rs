@@ -66,11 +66,13 @@ pub struct Recovery {
     pub first: Duration,
     /// At most. A device that has worked for as long as this starts over from `first`.
     pub most: Duration,
+    /// How long a step may take before its device is given up, where the device is not that slow.
+    pub hangs: Duration,
 }
 
 impl Default for Recovery {
     fn default() -> Self {
-        Self { first: Duration::from_secs(1), most: Duration::from_secs(60) }
+        Self { first: Duration::from_secs(1), most: Duration::from_secs(60), hangs: Duration::from_secs(10) }
     }
 }
 
@@ -121,6 +123,8 @@ pub struct DeviceStatus {
     pub produced: u64,
     /// Where its time went.
     pub spent: Spent,
+    /// Whether its thread has not come back from a step: it may, but only a new process is sure to have it again.
+    pub hangs: bool,
     /// How often it failed since the start.
     pub failures: u32,
     /// Time until a failed device is loaded again; `None` also where that is no use.
@@ -151,6 +155,8 @@ struct Inner {
     quotas: Arc<Quotas>,
     /// What is kept of what was spoken; not set: nothing.
     phrases: OnceLock<Arc<Phrases>>,
+    /// Dropped, it ends the watch over devices that hang.
+    _watch: std::sync::mpsc::SyncSender<()>,
 }
 
 #[derive(Clone, Copy)]
@@ -218,10 +224,13 @@ impl Engine {
         }
         config.validate().map_err(|e| SynthError::Input(format!("[scheduler] {e}")))?;
         let (mut devices, quotas, meter) = (Devices::new(), Arc::<Quotas>::default(), Arc::<Meter>::default());
+        let mut watched = Vec::with_capacity(loaders.len());
         for (index, loader) in loaders.into_iter().enumerate() {
             let (tell, phase) = watch::channel(Phase::Loading);
+            let tell = Arc::new(tell);
             let shared = Arc::new(Shared::new(quotas.clone(), meter.clone()));
             let (theirs, config) = (shared.clone(), config.clone());
+            watched.push((shared.clone(), tell.clone()));
             let thread = std::thread::Builder::new()
                 .name(format!("device-{index}"))
                 .spawn(move || worker::run(&theirs, index, &loader, &config, recovery, &tell))
@@ -229,6 +238,8 @@ impl Engine {
             let local = Local { shared, phase, thread: Mutex::new(Some(thread)) };
             devices.insert(LOCAL + index, Device::Local(Arc::new(local)));
         }
+        let watch =
+            worker::watch_over(watched, recovery.hangs).map_err(|e| SynthError::Device(format!("no thread: {e}")));
         let inner = Arc::new(Inner {
             devices: RwLock::new(Arc::new(devices)),
             configured: workers.len(),
@@ -239,6 +250,7 @@ impl Engine {
             meter,
             quotas,
             phrases: OnceLock::new(),
+            _watch: watch?,
         });
         for worker in workers {
             inner.connect(worker).map_err(SynthError::Device)?;

@@ -18,7 +18,7 @@ use serde_json::json;
 use super::counted::Growth;
 use super::program::Serve;
 use super::raw::{Raw, header, sdp};
-use super::support::{PATIENCE, Rig, SENTENCE, hear_turn};
+use super::support::{PATIENCE, Rig, SENTENCE, hear_turn, hear_turn_at_last};
 use super::watched::Watch;
 
 fn agents(config: &mut Config) {
@@ -163,6 +163,25 @@ async fn a_turn_whose_device_fails_is_spoken_by_the_default_voice() {
     hears_the_default_voice(&rig, &call).await;
     assert!(!rig.app.gateway().is_ready(), "the device did not fail");
     hears_the_default_voice(&rig, &call).await;
+    call.hang_up().await;
+    rig.app.drain().await;
+}
+
+/// A kernel that never returns: silence for as long as it takes to be sure of it, then the default voice on the same call.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_device_that_hangs_costs_a_turn_and_not_the_call() {
+    let watch = Watch::failing_after(0);
+    let Some(rig) = rig(|_| {}, watch.loader()).await else { return };
+    let call = rig.telephone("patient", Codec::Pcmu).await;
+    watch.hangs.store(true, std::sync::atomic::Ordering::SeqCst);
+    let asked = rig.speak(&call, SENTENCE).await;
+    hear_turn_at_last(&call, asked).await;
+    assert!(!rig.app.gateway().is_ready(), "the device hangs");
+    let faults = rig.app.gateway().faults();
+    let told = faults.iter().find(|fault| fault.part == "devices").expect("it is told");
+    assert!(!told.fatal && told.reason.contains("start the gateway anew"), "{told:?}");
+    hears_the_default_voice(&rig, &call).await;
+    watch.hangs.store(false, std::sync::atomic::Ordering::SeqCst);
     call.hang_up().await;
     rig.app.drain().await;
 }

@@ -25,6 +25,8 @@ pub(crate) struct Watch {
     fails_after: AtomicU64,
     /// It failed, and cannot be loaded again.
     gone: AtomicBool,
+    /// Steps do not come back.
+    pub(crate) hangs: AtomicBool,
     /// It is loaded, and fails at the first it is to say.
     cold: AtomicBool,
     open: Mutex<HashMap<Slot, (TurnToken, u32)>>,
@@ -80,6 +82,9 @@ impl Synthesizer for Watched {
     }
 
     fn run(&mut self, step: &Step, out: &mut Vec<Progress>) -> Result<(), SynthError> {
+        while self.watch.hangs.load(SeqCst) {
+            std::thread::park_timeout(std::time::Duration::from_millis(5));
+        }
         let steps = self.watch.steps.fetch_add(1, SeqCst) + 1;
         let limit = self.watch.fails_after.load(SeqCst);
         if limit > 0 && steps > limit {

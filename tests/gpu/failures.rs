@@ -354,7 +354,8 @@ fn a_device_that_is_lost_is_loaded_again_and_speaks_the_same() {
             Ok(Box::new(Breakable { voice, fault: fault.clone() }))
         })
     };
-    let recovery = Recovery { first: Duration::from_millis(10), most: Duration::from_millis(10) };
+    let recovery =
+        Recovery { first: Duration::from_millis(10), most: Duration::from_millis(10), ..Recovery::default() };
     let engine = Engine::start_with(vec![loader], Config::default(), recovery).expect("starts");
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(async {
         engine.ready().await;

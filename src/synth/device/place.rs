@@ -228,6 +228,7 @@ impl Device {
             parts: state.parts.clone(),
             produced: state.produced,
             spent: state.spent.clone(),
+            hangs: state.hangs,
             failures: state.failures,
             retry_in: state.retry_at.map(|at| at.saturating_duration_since(now)),
             step_seconds: state.sched.as_ref().map(|sched| sched.step_seconds()).unwrap_or_default(),
@@ -267,8 +268,9 @@ impl Device {
     pub(super) fn join(&self) {
         let Device::Local(local) = self else { return };
         let Some(thread) = lock(&local.thread).take() else { return };
-        // Told to stop, a device that is not loading now does not begin to, unless it was just about to.
-        if *local.phase.borrow() != Phase::Loading {
+        // Told to stop, a device that is not loading now does not begin to, unless it was just about to. One that hangs is not
+        // waited for.
+        if *local.phase.borrow() != Phase::Loading && !local.shared.state().hangs {
             // A device thread that panicked has said so in its phase.
             let _ = thread.join();
         }

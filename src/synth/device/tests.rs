@@ -9,6 +9,7 @@ use crate::synth::tone::Tone;
 use crate::synth::{EngineLimits, Need, Precedence, Progress, Seeds, Slot, Stages, Step};
 use crate::turn::{Class, Epoch, SpeechEvent, UtteranceEnd};
 
+mod hanging;
 mod panics;
 mod placement;
 mod shown;
@@ -202,9 +203,11 @@ impl Synthesizer for Flaky {
 }
 
 /// Pauses that a test can wait for.
-const SOON: Recovery = Recovery { first: Duration::from_millis(1), most: Duration::from_millis(4) };
+const SOON: Recovery = Recovery { first: Duration::from_millis(1), most: Duration::from_millis(4), hangs: LONG };
 /// Pauses that no test waits for.
-const NEVER: Recovery = Recovery { first: Duration::from_secs(3600), most: Duration::from_secs(3600) };
+const NEVER: Recovery = Recovery { first: Duration::from_secs(3600), most: Duration::from_secs(3600), hangs: LONG };
+/// No test takes so long.
+const LONG: Duration = Duration::from_secs(3600);
 
 fn engine_of(scripts: &[&Arc<Script>], recovery: Recovery) -> Engine {
     let loaders = scripts.iter().map(|script| flaky(script)).collect();
@@ -270,7 +273,7 @@ async fn a_device_that_cannot_be_used_says_why_and_is_not_tried_again() {
         Err(SynthError::Unusable("of compute capability 7.5".into()))
     });
     // Whatever were tried again would be so at once.
-    let recovery = Recovery { first: Duration::ZERO, most: Duration::ZERO };
+    let recovery = Recovery { first: Duration::ZERO, most: Duration::ZERO, ..Recovery::default() };
     let engine = Engine::start_with(vec![loader], Config::default(), recovery).expect("it starts");
     engine.ready().await;
     let status = &engine.status()[0];
@@ -414,7 +417,7 @@ async fn a_device_that_never_loads_does_not_keep_the_others_from_speaking() {
 
 #[test]
 fn pauses_double_up_to_the_most() {
-    let recovery = Recovery { first: Duration::from_secs(1), most: Duration::from_secs(60) };
+    let recovery = Recovery { first: Duration::from_secs(1), most: Duration::from_secs(60), ..Recovery::default() };
     let pauses: Vec<u64> = [1, 2, 3, 6, 7, 8, 40, u32::MAX].map(|n| recovery.pause(n).as_secs()).to_vec();
     assert_eq!(pauses, [1, 2, 4, 32, 60, 60, 60, 60]);
 }

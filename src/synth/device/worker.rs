@@ -2,6 +2,7 @@
 
 mod feeding;
 mod guard;
+mod hang;
 mod launch;
 
 use std::collections::{HashMap, VecDeque};
@@ -12,7 +13,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
 
 pub(super) use self::guard::run;
-use self::guard::{guarded, share};
+use self::guard::{guarded, share, up};
+use self::hang::Calls;
+pub(super) use self::hang::watch_over;
 use super::cycle::{Cycle, Ran, Task};
 use super::delivery::Payload;
 use super::feed::Feed;
@@ -43,6 +46,7 @@ const RETRY: Duration = Duration::from_millis(5);
 pub(super) struct Shared {
     state: Mutex<State>,
     wake: Condvar,
+    calls: Calls,
     /// Of all devices.
     quotas: Arc<Quotas>,
 }
@@ -70,6 +74,8 @@ pub(super) struct State {
     /// Voices were added or removed; these are told when the thread has looked.
     pub(super) refresh: Vec<oneshot::Sender<()>>,
     pub(super) stop: bool,
+    /// Its thread has not come back from the voice for so long that it was given up.
+    pub(super) hangs: bool,
     /// Something happened since the last plan.
     poked: bool,
     pub(super) payloads: HashMap<JobId, Payload>,
@@ -84,7 +90,7 @@ pub(super) struct State {
 impl Shared {
     pub(super) fn new(quotas: Arc<Quotas>, meter: Arc<Meter>) -> Self {
         let state = State { meter, ..State::default() };
-        Self { state: Mutex::new(state), wake: Condvar::new(), quotas }
+        Self { state: Mutex::new(state), wake: Condvar::new(), calls: Calls::default(), quotas }
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -225,6 +231,8 @@ fn serve(
         }
         // Dropping a model may take a while and may fail as the device does; its streams have been told already.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(loaded)));
+        shared.state().hangs = false;
+        shared.calls.launches(false);
         if result.is_ok() {
             return;
         }
@@ -240,13 +248,6 @@ fn serve(
         }
         phase.send_replace(Phase::Loading);
     }
-}
-
-/// Says in the metrics whether the device works; returns its label.
-fn up(shared: &Shared, index: usize, works: bool) -> String {
-    let label = shared.state().caps.as_ref().map_or_else(|| index.to_string(), |caps| caps.device.clone());
-    metrics::gauge!("antiphon_device_up", "device" => label.clone()).set(f64::from(u8::from(works)));
-    label
 }
 
 impl Shared {
@@ -326,7 +327,7 @@ impl Worker<'_> {
             let mut ended = false;
             if state.cycle.is_in_flight() {
                 drop(state);
-                ended = guarded(|| self.synth.poll())?;
+                ended = self.shared.calls.within(|| self.synth.poll())?;
                 state = self.shared.state();
             }
             // What has ended is given out first.
@@ -336,12 +337,12 @@ impl Worker<'_> {
             if !state.refresh.is_empty() && !ended {
                 let waiting = std::mem::take(&mut state.refresh);
                 drop(state);
-                guarded(|| {
+                self.shared.calls.within(|| {
                     self.synth.refresh_voices();
                     Ok(())
                 })?;
                 let (voices, memory) = (self.synth.voices(), self.synth.memory());
-                let identity = guarded(|| Ok(self.synth.identity()))?.map(Arc::new);
+                let identity = self.shared.calls.within(|| Ok(self.synth.identity()))?.map(Arc::new);
                 let mut state = self.shared.state();
                 (state.voices, state.identity) = (voices, identity);
                 state.remember(memory);
@@ -355,7 +356,10 @@ impl Worker<'_> {
             state.poked = false;
             state.drain();
             let now = clock::now();
-            let State { cycle, sched: Some(sched), .. } = &mut *state else { return Ok(()) };
+            let State { cycle, sched: Some(sched), .. } = &mut *state else {
+                drop(state);
+                return Err(self.late());
+            };
             let task = cycle.next(now, ended, |now| sched.plan(now));
             if let Some(precedence) = &self.precedence {
                 precedence.set(sched.is_urgent());
@@ -379,7 +383,7 @@ impl Worker<'_> {
                 }
                 Task::Park { slot, .. } => {
                     drop(state);
-                    guarded(|| {
+                    self.shared.calls.within(|| {
                         self.synth.park(slot);
                         Ok(())
                     })?;
@@ -423,7 +427,7 @@ impl Worker<'_> {
             fresh.iter().filter_map(|job| Some((*job, state.payloads.get(job)?.utterance.clone()))).collect();
         drop(state);
         for (job, utterance) in wanted {
-            let result = match guarded(|| Ok(self.synth.prepare(&utterance)))? {
+            let result = match self.shared.calls.within(|| Ok(self.synth.prepare(&utterance)))? {
                 Err(error @ SynthError::Device(_)) => return Err(error),
                 result => result,
             };
@@ -443,8 +447,12 @@ impl Worker<'_> {
             fault::point("device", &utterance.text);
         }
         let result = match utterance {
-            Some(utterance) if utterance.streamed => guarded(|| Ok(self.open_streamed(slot, job, &utterance)))?,
-            Some(utterance) => guarded(|| Ok(self.synth.open(slot, &utterance).map(|ready| (ready, true))))?,
+            Some(utterance) if utterance.streamed => {
+                self.shared.calls.within(|| Ok(self.open_streamed(slot, job, &utterance)))?
+            }
+            Some(utterance) => {
+                self.shared.calls.within(|| Ok(self.synth.open(slot, &utterance).map(|ready| (ready, true))))?
+            }
             None => Err(SynthError::Utterance("it was forgotten".into())),
         };
         let result = match result {
@@ -464,7 +472,7 @@ impl Worker<'_> {
     }
 
     fn close(&mut self, slot: Slot) -> Result<(), SynthError> {
-        guarded(|| {
+        self.shared.calls.within(|| {
             self.synth.close(slot);
             Ok(())
         })
@@ -473,7 +481,7 @@ impl Worker<'_> {
     fn step(&mut self, step: &Step) -> Result<(), SynthError> {
         let start = clock::now();
         let mut progress = Vec::with_capacity(step.slots.len());
-        share(guarded(|| self.synth.run(step, &mut progress)), step, &mut progress)?;
+        share(self.shared.calls.within(|| self.synth.run(step, &mut progress)), step, &mut progress)?;
         let ran = self.shared.state().cycle.ran(start, clock::now());
         self.hand_out(step, ran, progress);
         Ok(())

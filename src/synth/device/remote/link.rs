@@ -327,6 +327,7 @@ impl Link {
             parts: Vec::new(),
             produced: state.produced,
             spent: Spent::default(),
+            hangs: false,
             failures: state.failures,
             retry_in: state.retry_at.map(|at| at.saturating_duration_since(clock::now())),
             step_seconds: Default::default(),

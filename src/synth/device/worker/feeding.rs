@@ -4,7 +4,7 @@
 
 use std::sync::MutexGuard;
 
-use super::{Shared, State, Worker, guarded};
+use super::{Shared, State, Worker};
 use crate::clock;
 use crate::sched::{JobEnd, JobId};
 use crate::synth::device::feed::Feed;
@@ -40,7 +40,7 @@ impl Worker<'_> {
         }
         drop(state);
         for (job, slot, pieces) in wanted {
-            let result = match guarded(|| Ok(give(self.synth, slot, &pieces)))? {
+            let result = match self.shared.calls.within(|| Ok(give(self.synth, slot, &pieces)))? {
                 Err(error @ SynthError::Device(_)) => return Err(error),
                 result => result,
             };

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tokio::sync::watch;
 
-use super::{Shared, serve, up};
+use super::{Shared, serve};
 use crate::clock;
 use crate::sched::Config;
 use crate::synth::device::{Loader, Phase, Recovery};
@@ -40,6 +40,13 @@ pub(in crate::synth::device) fn run(
         }
         phase.send_replace(Phase::Loading);
     }
+}
+
+/// Says in the metrics whether the device works; returns its label.
+pub(super) fn up(shared: &Shared, index: usize, works: bool) -> String {
+    let label = shared.state().caps.as_ref().map_or_else(|| index.to_string(), |caps| caps.device.clone());
+    metrics::gauge!("antiphon_device_up", "device" => label.clone()).set(f64::from(u8::from(works)));
+    label
 }
 
 /// What a step's result means for its slots: only what is not the device's is theirs, and those without a result

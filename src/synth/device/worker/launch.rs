@@ -1,6 +1,6 @@
 //! The step that is launched and not waited for.
 
-use super::{Worker, guarded, share};
+use super::{Worker, share};
 use crate::clock;
 use crate::synth::device::cycle::Launched;
 use crate::synth::{Progress, Step, SynthError, Synthesizer};
@@ -10,10 +10,11 @@ impl Worker<'_> {
     pub(super) fn launch(&mut self, step: Step) -> Result<(), SynthError> {
         let start = clock::now();
         self.shared.state().spent.launched(start);
-        let possible = guarded(|| self.synth.launch(&step))?;
+        let possible = self.shared.calls.within(|| self.synth.launch(&step))?;
         let launched = Launched::new(step, start);
         if possible {
             self.shared.state().cycle.launched(launched);
+            self.shared.calls.launches(true);
             return Ok(());
         }
         self.end_launched(launched, |synth, step, progress| synth.run(step, progress))
@@ -32,14 +33,15 @@ impl Worker<'_> {
     ) -> Result<(), SynthError> {
         let step = &launched.step;
         let mut progress = Vec::with_capacity(step.slots.len());
-        share(guarded(|| tell(self.synth, step, &mut progress)), step, &mut progress)?;
+        share(self.shared.calls.within(|| tell(self.synth, step, &mut progress)), step, &mut progress)?;
+        self.shared.calls.launches(false);
         self.hand_out(step, launched.ended(clock::now()), progress);
         Ok(())
     }
 
     /// Waits until the launched step has ended or there is something new to look at.
     pub(super) fn watch(&mut self) -> Result<(), SynthError> {
-        while !guarded(|| self.synth.poll())? {
+        while !self.shared.calls.within(|| self.synth.poll())? {
             let state = self.shared.state();
             if state.poked || state.stop {
                 break;
