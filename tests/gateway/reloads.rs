@@ -12,16 +12,16 @@ use super::raw::{Raw, header, sdp};
 use super::support::PATIENCE;
 
 /// A served gateway with a file of its own.
-struct Served {
-    program: Serve,
-    file: std::path::PathBuf,
-    client: reqwest::Client,
+pub(super) struct Served {
+    pub(super) program: Serve,
+    pub(super) file: std::path::PathBuf,
+    pub(super) client: reqwest::Client,
 }
 
 impl Served {
-    async fn start(folder: &Path) -> Served {
+    pub(super) async fn start(folder: &Path, text: &str) -> Served {
         let file = folder.join("gateway.toml");
-        std::fs::write(&file, "").expect("written");
+        std::fs::write(&file, text).expect("written");
         let program = Serve::start(folder, folder, |command| {
             command.arg("-c").arg(&file).env("ANTIPHON_ENGINE__KIND", "tone");
         });
@@ -29,13 +29,21 @@ impl Served {
         Served { program, file, client: reqwest::Client::new() }
     }
 
+    pub(super) fn write(&self, text: &str) {
+        std::fs::write(&self.file, text).expect("written");
+    }
+
+    /// Has what was written taken up; the status and what is said.
+    pub(super) async fn take_up(&self) -> (u16, Value) {
+        let asked = self.client.post(format!("{}/v1/admin/reload", self.program.http)).send().await.expect("HTTP");
+        (asked.status().as_u16(), asked.json().await.expect("JSON"))
+    }
+
     /// Has `text` taken up; gives what was applied.
     async fn reload(&self, text: &str) -> Value {
-        std::fs::write(&self.file, text).expect("written");
-        let asked = self.client.post(format!("{}/v1/admin/reload", self.program.http)).send().await.expect("HTTP");
-        let status = asked.status();
-        let report: Value = asked.json().await.expect("JSON");
-        assert_eq!((status.as_u16(), &report["needsRestart"]), (200, &json!([])), "{report}");
+        self.write(text);
+        let (status, report) = self.take_up().await;
+        assert_eq!((status, &report["needsRestart"]), (200, &json!([])), "{report}");
         report["applied"].clone()
     }
 
@@ -55,7 +63,7 @@ impl Served {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn accounts_trunks_and_limits_change_beside_a_live_call() {
     let folder = tempfile::tempdir().expect("a folder");
-    let served = Served::start(folder.path()).await;
+    let served = Served::start(folder.path(), "").await;
     let live = served.call().await.expect("answered");
 
     // Accounts: from the next request on.
@@ -170,13 +178,10 @@ async fn accounts_trunks_and_limits_change_beside_a_live_call() {
         ("host = \"not a host\"\n".to_owned(), 5),
         (format!("{address}targets = [{{ host = \"carrier.example/\" }}]\n"), 6),
     ] {
-        std::fs::write(&served.file, format!("[call]\nmax_calls = 9\n[[sip.trunk]]\nname = \"x\"\n{mistake}"))
-            .expect("written");
-        let asked = served.client.post(format!("{}/v1/admin/reload", served.program.http)).send();
-        let refused = asked.await.expect("HTTP");
-        assert_eq!(refused.status(), 422, "{mistake}");
-        let told = refused.text().await.expect("a text");
-        assert!(told.contains(&format!(".toml:{line}:")), "{mistake}: {told}");
+        served.write(&format!("[call]\nmax_calls = 9\n[[sip.trunk]]\nname = \"x\"\n{mistake}"));
+        let (status, refused) = served.take_up().await;
+        let told = refused["error"]["message"].as_str().unwrap_or_default();
+        assert!(status == 422 && told.contains(&format!(".toml:{line}:")), "{mistake}: {status} {refused}");
     }
 
     assert_eq!(live.ended(std::time::Duration::ZERO).await, None, "the call has gone on all the time");
