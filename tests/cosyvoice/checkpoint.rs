@@ -36,7 +36,7 @@ fn tensors(dir: &Path, part: Part) -> Tensors {
     let file = TensorFile::open(&find(dir, part.stem())).expect("opens");
     let read = |key: &str| {
         let shape = file.shape(key).expect("usable").to_vec();
-        (key.to_string(), (shape.clone(), file.floats(key, &shape).expect("floats").into_owned()))
+        (key.to_string(), (shape.clone(), file.floats(key, &shape).expect("floats")))
     };
     file.entries().map(|(key, _)| read(key)).collect()
 }
@@ -180,6 +180,39 @@ fn weight_norm_folds_the_same_from_every_spelling() {
     let path = dir.path().join("plain.pt");
     save_pt(&path, &plain);
     assert_eq!(TensorFile::open(&path).expect("opens").convolution("conv_pre", shape).expect("reads").0, folded);
+}
+
+#[test]
+fn a_file_that_is_written_to_is_told_and_read_no_further() {
+    let shape = [24, 80, 5];
+    for format in ["pt", "safetensors"] {
+        for (how, length) in [("cut short", Some(100)), ("written over", None)] {
+            let dir = tiny();
+            let path = dir.path().join(format!("changed.{format}"));
+            let mut all = Tensors::new();
+            all.insert("conv_pre.weight".into(), (shape.to_vec(), vec![0.5; 24 * 80 * 5]));
+            if format == "pt" {
+                save_pt(&path, &all)
+            } else {
+                save_safetensors(&path, &all, Dtype::F32)
+            }
+            let handle = fs::OpenOptions::new().write(true).open(&path).expect("opens");
+            handle.set_modified(std::time::UNIX_EPOCH).expect("long ago");
+            let file = TensorFile::open(&path).expect("opens");
+            assert!(file.floats("conv_pre.weight", &shape).expect("whole").iter().all(|&v| v == 0.5));
+            // Replaced by another, the one that is open stays what it is.
+            let beside = dir.path().join("beside");
+            fs::hard_link(&path, &beside).expect("linked");
+            fs::remove_file(&beside).expect("removed");
+            assert!(file.floats("conv_pre.weight", &shape).is_ok());
+            match length {
+                Some(length) => handle.set_len(length).expect("cut"),
+                None => std::os::unix::fs::FileExt::write_all_at(&handle, &[9; 4096], 100).expect("written"),
+            }
+            let error = file.floats("conv_pre.weight", &shape).expect_err(how).to_string();
+            assert!(error.contains("was written to") && error.contains("changed."), "{format}, {how}: {error}");
+        }
+    }
 }
 
 #[test]

@@ -212,7 +212,7 @@ fn an_independent_qwen2_gives_the_same_hidden_states() {
         .filter_map(|(key, _)| {
             let name = key.strip_prefix("llm.model.")?;
             let shape = file.shape(key).expect("usable").to_vec();
-            let values = file.floats(key, &shape).expect("floats").into_owned();
+            let values = file.floats(key, &shape).expect("floats");
             Some((name.to_string(), Tensor::from_vec(values, shape, &Device::Cpu).expect("tensor")))
         })
         .collect();

@@ -67,7 +67,43 @@ async fn a_log_on_a_full_disk_stops_nothing_and_goes_on_with_room() {
     assert_eq!(program.terminate().await, Some(0));
 }
 
-/// Its weights are mapped: they are those of the file that was there, whatever has its name now.
+/// Its weights are read from the file that was there, whatever has its name now.
+/// As a copy does that is not careful: the same files, written anew from their beginning.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_is_written_over_under_a_gateway_ends_its_device_and_not_the_process() {
+    let model = tempfile::tempdir().expect("a folder");
+    write_model(model.path(), FITTING);
+    let rig = Rig::with(|config| {
+        config.engine.kind = antiphon::config::EngineKind::Cosyvoice3;
+        config.engine.model = Some(model.path().to_owned());
+        config.engine.voice = Some("random".into());
+        config.engine.device = "cpu".into();
+        config.scheduler.first_audio_target_ms = 60_000;
+        config.scheduler.load_limit = 1.0;
+    })
+    .await;
+    let call = rig.telephone("silent", Codec::Pcmu).await;
+    for entry in std::fs::read_dir(model.path()).expect("readable").flatten().filter(|entry| entry.path().is_file()) {
+        std::fs::write(entry.path(), b"this is no model").expect("written");
+    }
+    rig.speak(&call, "Whose numbers are these?").await;
+    let told = async {
+        loop {
+            let status = &rig.app.gateway().engine.status()[0];
+            if let Phase::Failed(why) = &status.phase {
+                return (why.clone(), status.retry_in);
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    let (why, retry) = timeout(PATIENCE, told).await.expect("it is found out");
+    assert!(why.contains("llm.pt") && retry.is_some(), "it is loaded again once the files are right: {why}");
+    let handle = rig.handle(&call).await;
+    assert!(!handle.has_ended(), "the call goes on");
+    call.hang_up().await;
+    rig.app.drain().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_that_is_replaced_under_a_gateway_speaks_on_and_a_broken_one_says_so_at_the_next_start() {
     let model = tempfile::tempdir().expect("a folder");

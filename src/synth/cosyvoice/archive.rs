@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
 
-/// Entries start at multiples of this, so that tensors can be used where they lie in a mapped file.
+/// Entries start at multiples of this, as `torch.save` has it.
 const ALIGNMENT: u64 = 64;
 
 /// A tensor to be written: all are float32.

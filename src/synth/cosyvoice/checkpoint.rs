@@ -1,19 +1,19 @@
-//! Access to the tensors of a checkpoint directory by file and key, memory-mapped.
+//! Access to the tensors of a checkpoint directory by file and key.
 //!
-//! Owns the maps. Reads `.pt` (zip pickles) and `.safetensors` alike. It never loads a tensor before it is asked
+//! Owns the files. Reads `.pt` (zip pickles) and `.safetensors` alike. It never loads a tensor before it is asked
 //! for, never executes anything from a file, and never panics on a damaged one: opening reads the directories
 //! only, [`super::verify`] checks every tensor in one report.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use half::{bf16, f16};
-use memmap2::Mmap;
-use safetensors::tensor::{Dtype, SafeTensors};
+use safetensors::tensor::{Dtype, Metadata};
 
 use super::pickle::{self, Element, Object, Pickle, Stored};
+use super::weights_file::{Source, WeightsFile};
 
 /// One of the three state dicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -72,10 +72,10 @@ pub enum CheckpointError {
     },
 }
 
-/// One mapped file of tensors.
+/// One file of tensors.
 pub struct TensorFile {
     path: PathBuf,
-    map: Mmap,
+    file: Arc<WeightsFile>,
     tensors: BTreeMap<String, Result<Stored, String>>,
 }
 
@@ -133,18 +133,17 @@ pub fn find(dir: &Path, stem: &str) -> PathBuf {
 }
 
 impl TensorFile {
-    /// Maps a `.pt` or `.safetensors` file and reads its list of tensors.
+    /// Opens a `.pt` or `.safetensors` file and reads its list of tensors.
     ///
     /// # Errors
     /// It cannot be read, or its list is damaged.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let io = |source| CheckpointError::Io { path: path.display().to_string(), source };
-        let file = File::open(path).map_err(io)?;
-        let map = map(&file).map_err(io)?;
+        let file = WeightsFile::open(path).map_err(io)?;
         let bad = |reason: String| CheckpointError::File { path: path.display().to_string(), reason };
         let is_safe = path.extension().is_some_and(|e| e == "safetensors");
-        let tensors = if is_safe { safetensors_list(&map) } else { pickle_list(&map) }.map_err(bad)?;
-        Ok(Self { path: path.to_path_buf(), map, tensors })
+        let tensors = if is_safe { safetensors_list(&file) } else { pickle_list(&file) }.map_err(bad)?;
+        Ok(Self { path: path.to_path_buf(), file: Arc::new(file), tensors })
     }
 
     /// Where it lies.
@@ -182,24 +181,23 @@ impl TensorFile {
         Ok(&self.stored(key)?.shape)
     }
 
-    /// The values of `key` as f32 in row-major order; borrowed from the map where they lie aligned as f32.
+    /// The values of `key` as f32 in row-major order.
     ///
     /// # Errors
-    /// It is missing, malformed, of another shape, or not of a floating type.
-    pub fn floats(&self, key: &str, shape: &[usize]) -> Result<Cow<'_, [f32]>, CheckpointError> {
+    /// It is missing, malformed, of another shape, not of a floating type, or its file was written to.
+    pub fn floats(&self, key: &str, shape: &[usize]) -> Result<Vec<f32>, CheckpointError> {
         let stored = self.stored(key)?;
         if stored.shape != shape {
             return Err(self.error(key, format!("has shape {:?}, expected {shape:?}", stored.shape)));
         }
-        floats(stored.element, &self.map[stored.bytes.clone()])
-            .ok_or_else(|| self.error(key, format!("is {}, expected a floating type", stored.element.name())))
+        self.read_floats(key, stored.element, stored.bytes.clone())
     }
 
     /// Row `row` of the matrix `key` as f32.
     ///
     /// # Errors
     /// As [`Self::floats`]; or the row is out of range.
-    pub fn row(&self, key: &str, row: usize) -> Result<Cow<'_, [f32]>, CheckpointError> {
+    pub fn row(&self, key: &str, row: usize) -> Result<Vec<f32>, CheckpointError> {
         let stored = self.stored(key)?;
         let [rows, columns] = stored.shape[..] else { return Err(self.error(key, "is no matrix".into())) };
         if row >= rows {
@@ -207,8 +205,25 @@ impl TensorFile {
         }
         let size = stored.element.size();
         let start = stored.bytes.start + row * columns * size;
-        floats(stored.element, &self.map[start..start + columns * size])
-            .ok_or_else(|| self.error(key, format!("is {}, expected a floating type", stored.element.name())))
+        self.read_floats(key, stored.element, start..start + columns * size)
+    }
+
+    fn read_floats(&self, key: &str, element: Element, range: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
+        if element == Element::F32 && cfg!(target_endian = "little") {
+            // Most of a checkpoint: read to where it is used from.
+            let mut values = vec![0.0_f32; range.len() / size_of::<f32>()];
+            self.read(bytemuck::cast_slice_mut(&mut values), range.start)?;
+            return Ok(values);
+        }
+        let mut bytes = vec![0; range.len()];
+        self.read(&mut bytes, range.start)?;
+        floats(element, &bytes)
+            .ok_or_else(|| self.error(key, format!("is {}, expected a floating type", element.name())))
+    }
+
+    fn read(&self, bytes: &mut [u8], start: usize) -> Result<(), CheckpointError> {
+        let io = |source| CheckpointError::Io { path: self.path.display().to_string(), source };
+        self.file.read(bytes, start).map_err(io)
     }
 
     /// Whole numbers of `key`, whatever integer type they have.
@@ -217,7 +232,9 @@ impl TensorFile {
     /// It is missing, malformed or not of an integer type.
     pub fn integers(&self, key: &str) -> Result<Vec<i64>, CheckpointError> {
         let stored = self.stored(key)?;
-        integers(stored.element, &self.map[stored.bytes.clone()])
+        let mut bytes = vec![0; stored.bytes.len()];
+        self.read(&mut bytes, stored.bytes.start)?;
+        integers(stored.element, &bytes)
             .ok_or_else(|| self.error(key, format!("is {}, expected an integer type", stored.element.name())))
     }
 
@@ -236,7 +253,7 @@ impl TensorFile {
     /// # Errors
     /// As [`Self::floats`].
     pub fn convolution_f64(&self, name: &str, shape: [usize; 3]) -> Result<(Vec<f64>, Vec<f32>), CheckpointError> {
-        let bias = self.floats(&format!("{name}.bias"), &shape[..1])?.into_owned();
+        let bias = self.floats(&format!("{name}.bias"), &shape[..1])?;
         let plain = format!("{name}.weight");
         if self.has(&plain) {
             return Ok((self.floats(&plain, &shape)?.iter().map(|&v| v.into()).collect(), bias));
@@ -273,8 +290,8 @@ pub fn fold_weight_norm(gain: &[f32], direction: &[f32], row: usize) -> Vec<f64>
 pub fn nested(path: &Path) -> Result<BTreeMap<String, TensorFile>, CheckpointError> {
     let io = |source| CheckpointError::Io { path: path.display().to_string(), source };
     let bad = |reason: String| CheckpointError::File { path: path.display().to_string(), reason };
-    let outer_map = map(&File::open(path).map_err(io)?).map_err(io)?;
-    let pickle = pickle::read(&outer_map).map_err(bad)?;
+    let file = Arc::new(WeightsFile::open(path).map_err(io)?);
+    let pickle = pickle::read(&*file).map_err(bad)?;
     let outer = pickle.entries(&pickle.root).ok_or_else(|| bad("is not a dictionary".into()))?;
     let mut files = BTreeMap::new();
     for (key, value) in outer {
@@ -282,13 +299,12 @@ pub fn nested(path: &Path) -> Result<BTreeMap<String, TensorFile>, CheckpointErr
             return Err(bad("is not a dictionary of dictionaries".into()));
         };
         let tensors = tensors_in(&pickle, inner);
-        let map = map(&File::open(path).map_err(io)?).map_err(io)?;
-        files.insert(key.to_string(), TensorFile { path: path.to_path_buf(), map, tensors });
+        files.insert(key.to_string(), TensorFile { path: path.to_path_buf(), file: file.clone(), tensors });
     }
     Ok(files)
 }
 
-fn pickle_list(file: &[u8]) -> Result<BTreeMap<String, Result<Stored, String>>, String> {
+fn pickle_list(file: &WeightsFile) -> Result<BTreeMap<String, Result<Stored, String>>, String> {
     let pickle = pickle::read(file)?;
     let entries = pickle.entries(&pickle.root).ok_or("holds no dictionary of tensors")?;
     Ok(tensors_in(&pickle, entries))
@@ -306,39 +322,52 @@ fn tensors_in(pickle: &Pickle, entries: &[(Object, Object)]) -> BTreeMap<String,
     tensors
 }
 
-fn safetensors_list(file: &[u8]) -> Result<BTreeMap<String, Result<Stored, String>>, String> {
-    let tensors = SafeTensors::deserialize(file).map_err(|e| e.to_string())?;
-    let base = file.as_ptr() as usize;
-    Ok(tensors
-        .iter()
-        .map(|(name, view)| {
-            let element = match view.dtype() {
-                Dtype::F64 => Ok(Element::F64),
-                Dtype::F32 => Ok(Element::F32),
-                Dtype::F16 => Ok(Element::F16),
-                Dtype::BF16 => Ok(Element::Bf16),
-                Dtype::I64 => Ok(Element::I64),
-                Dtype::I32 => Ok(Element::I32),
-                Dtype::U8 => Ok(Element::U8),
-                other => Err(format!("element type {other:?} is not known")),
-            };
-            let start = view.data().as_ptr() as usize - base;
-            let bytes = start..start + view.data().len();
-            let name = name.strip_prefix("generator.").unwrap_or(name).to_string();
-            (name, element.map(|element| Stored { element, shape: view.shape().to_vec(), bytes }))
-        })
-        .collect())
+/// Longest list of tensors read; the real ones are under 200 kB.
+const MAX_LIST: usize = 64 << 20;
+
+/// A length of eight bytes, so many bytes of JSON, the tensors.
+fn safetensors_list(file: &WeightsFile) -> Result<BTreeMap<String, Result<Stored, String>>, String> {
+    let cut = || "not a safetensors file, or cut off".to_string();
+    let length = file.part(0..8).and_then(|head| head[..].try_into().ok().map(u64::from_le_bytes)).ok_or_else(cut)?;
+    let length = usize::try_from(length).ok().filter(|&length| length <= MAX_LIST).ok_or_else(cut)?;
+    let base = 8 + length;
+    let list = file.part(8..base).ok_or_else(cut)?;
+    let list: Metadata = serde_json::from_slice(&list).map_err(|error| error.to_string())?;
+    let tensor = |shape: &[usize], dtype, (from, to): (usize, usize)| {
+        let element = match dtype {
+            Dtype::F64 => Element::F64,
+            Dtype::F32 => Element::F32,
+            Dtype::F16 => Element::F16,
+            Dtype::BF16 => Element::Bf16,
+            Dtype::I64 => Element::I64,
+            Dtype::I32 => Element::I32,
+            Dtype::U8 => Element::U8,
+            other => return Err(format!("element type {other:?} is not known")),
+        };
+        let count = shape.iter().try_fold(1_usize, |all, n| all.checked_mul(*n));
+        let size = count.and_then(|count| count.checked_mul(element.size()));
+        let stop = to.checked_add(base).filter(|&stop| from <= to && stop <= file.size());
+        match stop {
+            Some(stop) if size == Some(to - from) => {
+                Ok(Stored { element, shape: shape.to_vec(), bytes: base + from..stop })
+            }
+            Some(_) => Err(format!("has {} bytes, which is not {shape:?} of {}", to - from, element.name())),
+            None => Err("reaches past the end of the file".to_string()),
+        }
+    };
+    let named = |(name, info): (String, &safetensors::tensor::TensorInfo)| {
+        let name = name.strip_prefix("generator.").unwrap_or(&name).to_string();
+        (name, tensor(&info.shape, info.dtype, info.data_offsets))
+    };
+    Ok(list.tensors().into_iter().map(named).collect())
 }
 
-fn floats(element: Element, bytes: &[u8]) -> Option<Cow<'_, [f32]>> {
+fn floats(element: Element, bytes: &[u8]) -> Option<Vec<f32>> {
     Some(match element {
-        Element::F32 => match aligned(bytes) {
-            Some(values) => Cow::Borrowed(values),
-            None => Cow::Owned(bytes.chunks_exact(4).map(|c| f32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect()),
-        },
-        Element::F64 => Cow::Owned(words::<8>(bytes).map(|c| f64::from_le_bytes(c) as f32).collect()),
-        Element::F16 => Cow::Owned(words::<2>(bytes).map(|c| f16::from_le_bytes(c).to_f32()).collect()),
-        Element::Bf16 => Cow::Owned(words::<2>(bytes).map(|c| bf16::from_le_bytes(c).to_f32()).collect()),
+        Element::F32 => words::<4>(bytes).map(f32::from_le_bytes).collect(),
+        Element::F64 => words::<8>(bytes).map(|c| f64::from_le_bytes(c) as f32).collect(),
+        Element::F16 => words::<2>(bytes).map(|c| f16::from_le_bytes(c).to_f32()).collect(),
+        Element::Bf16 => words::<2>(bytes).map(|c| bf16::from_le_bytes(c).to_f32()).collect(),
         Element::I64 | Element::I32 | Element::U8 => return None,
     })
 }
@@ -354,16 +383,4 @@ fn integers(element: Element, bytes: &[u8]) -> Option<Vec<i64>> {
 
 fn words<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = [u8; N]> + '_ {
     bytes.chunks_exact(N).filter_map(|c| c.try_into().ok())
-}
-
-/// The bytes as floats in place, where the machine's order and their alignment allow it.
-fn aligned(bytes: &[u8]) -> Option<&[f32]> {
-    if cfg!(target_endian = "big") { None } else { bytemuck::try_cast_slice(bytes).ok() }
-}
-
-#[expect(unsafe_code, reason = "memory-mapping a file")]
-fn map(file: &File) -> std::io::Result<Mmap> {
-    // SAFETY: checkpoint files are replaced by rename, never written in place, while the gateway runs; every range
-    // read from the map is checked against its length.
-    unsafe { Mmap::map(file) }
 }

@@ -1,6 +1,6 @@
 //! PyTorch's zip files, read as data: the archive's directory and the pickle that lists the tensors.
 //!
-//! Owns no tensor bytes: it says where they lie in the mapped file. It constructs nothing and calls nothing: a
+//! Owns no tensor bytes: it says where they lie in the file. It constructs nothing and calls nothing: a
 //! class that is not one of the few tensor builders becomes an opaque value that is refused where it would matter.
 //!
 //! # Why
@@ -12,6 +12,8 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
+
+use super::weights_file::Source;
 
 /// Element types that occur in checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +122,7 @@ const MAX_RANK: usize = 8;
 ///
 /// # Errors
 /// What is wrong with the file, for people.
-pub fn read(file: &[u8]) -> Result<Pickle, String> {
+pub fn read(file: &(impl Source + ?Sized)) -> Result<Pickle, String> {
     let entries = directory(file)?;
     let (name, pickle) = entries
         .iter()
@@ -128,16 +130,16 @@ pub fn read(file: &[u8]) -> Result<Pickle, String> {
         .ok_or("no `data.pkl` in the archive: not a torch.save file")?;
     let prefix = name.strip_suffix("data.pkl").unwrap_or_default();
     if let Some(order) = entries.get(&format!("{prefix}byteorder"))
-        && file.get(order.clone()) != Some(b"little")
+        && file.part(order.clone()).as_deref() != Some(b"little")
     {
         return Err("the tensors are not little-endian".into());
     }
     if pickle.len() > MAX_PICKLE {
         return Err(format!("`data.pkl` has {} bytes, more than any checkpoint's", pickle.len()));
     }
-    let bytes = file.get(pickle.clone()).ok_or("`data.pkl` reaches past the end of the file")?;
+    let bytes = file.part(pickle.clone()).ok_or("`data.pkl` reaches past the end of the file")?;
     let mut machine = Machine {
-        bytes,
+        bytes: &bytes,
         at: 0,
         stack: Vec::new(),
         marks: Vec::new(),
@@ -153,29 +155,30 @@ pub fn read(file: &[u8]) -> Result<Pickle, String> {
 }
 
 /// Name and content range of every entry of a zip archive.
-fn directory(file: &[u8]) -> Result<HashMap<String, Range<usize>>, String> {
+fn directory(file: &(impl Source + ?Sized)) -> Result<HashMap<String, Range<usize>>, String> {
     const END: &[u8] = b"PK\x05\x06";
-    let tail = file.len().saturating_sub(65_557);
+    let tail = file.size().saturating_sub(65_557);
     let end = file
-        .get(tail..)
+        .part(tail..file.size())
         .and_then(|t| t.windows(4).rposition(|w| w == END))
         .map(|at| tail + at)
         .ok_or("not a zip archive, or cut off (no end record)")?;
     let cut = || "the archive's directory is damaged".to_string();
-    let mut count = u64::from(u16_at(file, end + 10).ok_or_else(cut)?);
-    let mut start = u64::from(u32_at(file, end + 16).ok_or_else(cut)?);
+    let last = file.part(end..end + 20).ok_or_else(cut)?;
+    let mut count = u64::from(u16_at(&last, 10).ok_or_else(cut)?);
+    let mut start = u64::from(u32_at(&last, 16).ok_or_else(cut)?);
     if count == 0xffff || start == 0xffff_ffff {
-        let locator = end.checked_sub(20).filter(|&l| file.get(l..l + 4) == Some(b"PK\x06\x07")).ok_or_else(cut)?;
-        let record = usize::try_from(u64_at(file, locator + 8).ok_or_else(cut)?).map_err(|_| cut())?;
-        let is_record = record
-            .checked_add(56)
-            .and_then(|stop| file.get(record..stop))
-            .is_some_and(|r| r.starts_with(b"PK\x06\x06"));
-        if !is_record {
+        let locator = end.checked_sub(20).and_then(|at| file.part(at..at + 16)).ok_or_else(cut)?;
+        if !locator.starts_with(b"PK\x06\x07") {
             return Err(cut());
         }
-        count = u64_at(file, record + 32).ok_or_else(cut)?;
-        start = u64_at(file, record + 48).ok_or_else(cut)?;
+        let record = usize::try_from(u64_at(&locator, 8).ok_or_else(cut)?).map_err(|_| cut())?;
+        let record = record.checked_add(56).and_then(|stop| file.part(record..stop)).ok_or_else(cut)?;
+        if !record.starts_with(b"PK\x06\x06") {
+            return Err(cut());
+        }
+        count = u64_at(&record, 32).ok_or_else(cut)?;
+        start = u64_at(&record, 48).ok_or_else(cut)?;
     }
     if count > MAX_ENTRIES as u64 {
         return Err(format!("{count} entries are more than any checkpoint has"));
@@ -183,22 +186,22 @@ fn directory(file: &[u8]) -> Result<HashMap<String, Range<usize>>, String> {
     let mut at = usize::try_from(start).map_err(|_| cut())?;
     let mut entries = HashMap::new();
     for _ in 0..count {
-        let head = at.checked_add(46).and_then(|stop| file.get(at..stop)).ok_or_else(cut)?;
+        let head = at.checked_add(46).and_then(|stop| file.part(at..stop)).ok_or_else(cut)?;
         if !head.starts_with(b"PK\x01\x02") {
             return Err(cut());
         }
-        let name_len = usize::from(u16_at(head, 28).ok_or_else(cut)?);
-        let extra_len = usize::from(u16_at(head, 30).ok_or_else(cut)?);
-        let comment_len = usize::from(u16_at(head, 32).ok_or_else(cut)?);
-        let name = file.get(at + 46..at + 46 + name_len).ok_or_else(cut)?;
-        let name = String::from_utf8_lossy(name).into_owned();
-        let extra = file.get(at + 46 + name_len..at + 46 + name_len + extra_len).ok_or_else(cut)?;
-        let method = u16_at(head, 10).ok_or_else(cut)?;
-        let flags = u16_at(head, 8).ok_or_else(cut)?;
+        let name_len = usize::from(u16_at(&head, 28).ok_or_else(cut)?);
+        let extra_len = usize::from(u16_at(&head, 30).ok_or_else(cut)?);
+        let comment_len = usize::from(u16_at(&head, 32).ok_or_else(cut)?);
+        let name = file.part(at + 46..at + 46 + name_len).ok_or_else(cut)?;
+        let name = String::from_utf8_lossy(&name).into_owned();
+        let extra = file.part(at + 46 + name_len..at + 46 + name_len + extra_len).ok_or_else(cut)?;
+        let method = u16_at(&head, 10).ok_or_else(cut)?;
+        let flags = u16_at(&head, 8).ok_or_else(cut)?;
         if method != 0 || flags & 1 != 0 {
             return Err(format!("entry `{name}` is compressed or encrypted, which torch.save never does"));
         }
-        let (size, local) = sizes(head, extra).ok_or_else(cut)?;
+        let (size, local) = sizes(&head, &extra).ok_or_else(cut)?;
         let range =
             content(file, local, size).ok_or_else(|| format!("entry `{name}` reaches past the end of the file"))?;
         if entries.insert(name.clone(), range).is_some() {
@@ -229,15 +232,15 @@ fn sizes(head: &[u8], extra: &[u8]) -> Option<(u64, u64)> {
     (stored == size).then_some((size, local))
 }
 
-fn content(file: &[u8], local: u64, size: u64) -> Option<Range<usize>> {
+fn content(file: &(impl Source + ?Sized), local: u64, size: u64) -> Option<Range<usize>> {
     let local = usize::try_from(local).ok()?;
-    let head = file.get(local..local.checked_add(30)?)?;
+    let head = file.part(local..local.checked_add(30)?)?;
     if !head.starts_with(b"PK\x03\x04") {
         return None;
     }
-    let start = local + 30 + usize::from(u16_at(head, 26)?) + usize::from(u16_at(head, 28)?);
+    let start = local + 30 + usize::from(u16_at(&head, 26)?) + usize::from(u16_at(&head, 28)?);
     let stop = start.checked_add(usize::try_from(size).ok()?)?;
-    (stop <= file.len()).then_some(start..stop)
+    (stop <= file.size()).then_some(start..stop)
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {

@@ -110,9 +110,9 @@ fn saved(file: &TensorFile, tokenizer: &Tokenizer, config: &Config) -> Result<Vo
     };
     let mut tokens = ids("flow_prompt_speech_token")?;
     let shape = file.shape("prompt_speech_feat")?.to_vec();
-    let mut mel = file.floats("prompt_speech_feat", &shape)?.into_owned();
+    let mut mel = file.floats("prompt_speech_feat", &shape)?;
     let speaker_shape = file.shape("flow_embedding")?.to_vec();
-    let speaker = file.floats("flow_embedding", &speaker_shape)?.into_owned();
+    let speaker = file.floats("flow_embedding", &speaker_shape)?;
     let bins = config.flow.mel;
     let ratio = config.token_mel_ratio;
     let count = tokens.len().min(mel.len() / bins / ratio);

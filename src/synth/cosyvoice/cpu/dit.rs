@@ -136,7 +136,7 @@ impl Dit {
             positions: [conv(1)?, conv(2)?],
             blocks,
             out: Linear::load(file, &format!("{ROOT}.proj_out"), config.mel, dim, true)?,
-            inv_freq: file.floats(&key, &[half])?.into_owned(),
+            inv_freq: file.floats(&key, &[half])?,
         })
     }
 

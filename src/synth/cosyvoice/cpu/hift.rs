@@ -116,7 +116,7 @@ impl Hift {
         let f0_weight = Tensor::from_slice(&f0_weight, (h.f0_channels, 1), &Device::Cpu)?.to_dtype(f64_)?;
         let f0_bias = file.floats("f0_predictor.classifier.bias", &[1])?;
         let harmonics = h.harmonics + 1;
-        let source = file.floats("m_source.l_linear.weight", &[1, harmonics])?.into_owned();
+        let source = file.floats("m_source.l_linear.weight", &[1, harmonics])?;
         let source_bias = file.floats("m_source.l_linear.bias", &[1])?;
         let mut stages = Vec::with_capacity(h.upsample_rates.len());
         for (i, (&rate, &kernel)) in h.upsample_rates.iter().zip(&h.upsample_kernels).enumerate() {

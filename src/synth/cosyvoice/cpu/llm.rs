@@ -98,7 +98,7 @@ impl Llm {
             .collect();
         Ok(Self {
             config: config.clone(),
-            // A map of its own, so that the one the weights were read from can go.
+            // Opened for itself: the one that the weights were read from goes.
             text: TensorFile::open(file.path())?,
             speech: table("speech_embedding.weight")?,
             layers,

@@ -2,7 +2,6 @@
 //!
 //! Values come as f32 from a [`Source`]; the device converts and reorders them, so that a load is bound by reading.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::device::{Buf, Device, Elt, GpuError, Kernel, start};
@@ -15,7 +14,7 @@ pub trait Source {
     ///
     /// # Errors
     /// There is no such tensor of that shape.
-    fn floats(&self, part: Part, key: &str, shape: &[usize]) -> Result<Cow<'_, [f32]>, GpuError>;
+    fn floats(&self, part: Part, key: &str, shape: &[usize]) -> Result<Vec<f32>, GpuError>;
 
     /// A convolution's weight `[out, in/groups, kernel]` with weight norm folded in double, and its bias.
     ///
@@ -34,7 +33,7 @@ pub trait Source {
 }
 
 impl Source for Checkpoint {
-    fn floats(&self, part: Part, key: &str, shape: &[usize]) -> Result<Cow<'_, [f32]>, GpuError> {
+    fn floats(&self, part: Part, key: &str, shape: &[usize]) -> Result<Vec<f32>, GpuError> {
         self.part(part).floats(key, shape).map_err(|e| GpuError::Model(e.to_string()))
     }
 
@@ -73,7 +72,7 @@ impl Random {
 }
 
 impl Source for Random {
-    fn floats(&self, _: Part, key: &str, shape: &[usize]) -> Result<Cow<'_, [f32]>, GpuError> {
+    fn floats(&self, _: Part, key: &str, shape: &[usize]) -> Result<Vec<f32>, GpuError> {
         let count = shape.iter().product();
         let fan: usize = shape.iter().skip(1).product();
         let (deviation, mean) = match () {
@@ -86,7 +85,7 @@ impl Source for Random {
             () if key.contains("norm.linear") || key.contains("norm_out") => (0.3 / (fan as f32).sqrt(), 0.0),
             () => (1.0 / (fan as f32).sqrt(), 0.0),
         };
-        Ok(Cow::Owned(self.values(key, count, deviation, mean)))
+        Ok(self.values(key, count, deviation, mean))
     }
 
     fn convolution_f64(&self, _: Part, name: &str, shape: [usize; 3]) -> Result<(Vec<f64>, Vec<f32>), GpuError> {

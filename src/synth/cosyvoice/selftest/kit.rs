@@ -91,7 +91,7 @@ impl Kit {
         let stored = file.stored(name).ok()?;
         let data = match stored.element {
             Element::I64 | Element::I32 | Element::U8 => file.integers(name).ok()?.iter().map(|&v| v as f32).collect(),
-            _ => file.floats(name, &stored.shape).ok()?.into_owned(),
+            _ => file.floats(name, &stored.shape).ok()?,
         };
         Some(Values { shape: stored.shape.clone(), data })
     }

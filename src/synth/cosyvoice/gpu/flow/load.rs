@@ -45,7 +45,7 @@ pub(in super::super) fn check(config: &Config, shared: u32, int8: bool) -> Resul
 
 /// A layer's weight `[n, k]` and bias.
 fn pair(source: &dyn Source, name: &str, n: usize, k: usize) -> Result<(Vec<f32>, Vec<f32>), GpuError> {
-    let get = |key: String, shape: &[usize]| Ok::<_, GpuError>(source.floats(Part::Flow, &key, shape)?.into_owned());
+    let get = |key: String, shape: &[usize]| source.floats(Part::Flow, &key, shape);
     Ok((get(format!("{name}.weight"), &[n, k])?, get(format!("{name}.bias"), &[n])?))
 }
 
@@ -136,8 +136,8 @@ fn front(packer: &Packer, source: &dyn Source, config: &Config) -> Result<Front,
         back[(o * BACK + tap) * ch + c] = *v;
     }
     let speaker = (
-        get("spk_embed_affine_layer.weight", &[f.spk_dim, f.speaker])?.into_owned(),
-        get("spk_embed_affine_layer.bias", &[f.spk_dim])?.into_owned(),
+        get("spk_embed_affine_layer.weight", &[f.spk_dim, f.speaker])?,
+        get("spk_embed_affine_layer.bias", &[f.spk_dim])?,
     );
     Ok(Front {
         noise: device.upload("noise", &by_frame)?,

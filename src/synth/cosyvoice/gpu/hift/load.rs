@@ -35,7 +35,7 @@ impl Layers<'_> {
     }
 
     fn get(&self, key: &str, shape: &[usize]) -> Result<Vec<f32>, GpuError> {
-        Ok(self.source.floats(Part::Hift, key, shape)?.into_owned())
+        self.source.floats(Part::Hift, key, shape)
     }
 
     fn conv(&self, name: &str, n: usize, cin: usize, taps: usize, dil: usize) -> Result<Packed, GpuError> {

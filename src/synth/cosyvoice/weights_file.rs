@@ -1,0 +1,95 @@
+//! Bytes of a file of weights, read where they are asked for.
+//!
+//! # Why
+//! The files are not mapped: a map of a file that somebody cuts short kills the process (SIGBUS) at the next byte that is read
+//! behind its end, and one that is written over gives other numbers from one row to the next. Reading says so instead.
+
+use std::borrow::Cow;
+use std::fs::{File, Metadata};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::SystemTime;
+
+/// Bytes that are there as a whole, or in a file.
+pub trait Source {
+    /// How many there are.
+    fn size(&self) -> usize;
+
+    /// Those of `range`; `None`: they are not all there, or cannot be read.
+    fn part(&self, range: Range<usize>) -> Option<Cow<'_, [u8]>>;
+}
+
+impl Source for [u8] {
+    fn size(&self) -> usize {
+        self.len()
+    }
+
+    fn part(&self, range: Range<usize>) -> Option<Cow<'_, [u8]>> {
+        self.get(range).map(Cow::Borrowed)
+    }
+}
+
+/// A file as it was when it was opened.
+#[derive(Debug)]
+pub struct WeightsFile {
+    file: File,
+    was: Stamp,
+}
+
+/// What tells a file that was written to: its length, and when it was last written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    length: u64,
+    written: Option<SystemTime>,
+}
+
+impl Stamp {
+    fn of(metadata: &Metadata) -> Self {
+        // Not when its entry was changed, which a file that is replaced by another sees, too.
+        Self { length: metadata.len(), written: metadata.modified().ok() }
+    }
+}
+
+impl WeightsFile {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let file = File::open(path)?;
+        let was = Stamp::of(&file.metadata()?);
+        Ok(Self { file, was })
+    }
+
+    /// Fills `bytes` with what stands at `start`.
+    ///
+    /// # Errors
+    /// It cannot be read, or was written to since it was opened.
+    pub fn read(&self, bytes: &mut [u8], start: usize) -> io::Result<()> {
+        let result = self.file.read_exact_at(bytes, start as u64);
+        // Behind the reading, so that nothing of another file counts; a file that was cut short tells what became of it.
+        if Stamp::of(&self.file.metadata()?) != self.was {
+            return Err(io::Error::other(
+                "it was written to while it was in use; put other files into a folder of their own, or rename them into place",
+            ));
+        }
+        result
+    }
+}
+
+impl Source for WeightsFile {
+    fn size(&self) -> usize {
+        usize::try_from(self.was.length).unwrap_or(usize::MAX)
+    }
+
+    fn part(&self, range: Range<usize>) -> Option<Cow<'_, [u8]>> {
+        if range.start > range.end || range.end > self.size() {
+            return None;
+        }
+        let mut bytes = vec![0; range.len()];
+        self.read(&mut bytes, range.start).ok()?;
+        Some(Cow::Owned(bytes))
+    }
+}
