@@ -4,6 +4,7 @@
 //! - [`playout`]: when each packet leaves, with which numbers, and so what was heard
 //! - [`encode`], [`decode`], [`resample`]: sound to payload and back
 //! - [`jitter`]: packets in order; [`red`]: packets that carry those before them
+//! - `packets`: those that are longer or shorter than what is encoded at a time
 //! - [`vad`], [`dtmf`]: what the caller does
 //! - [`sip`], [`webrtc`], [`rtcp`]: the legs and their reports
 //! - [`noise`]: what silence is filled with; [`suppress`]: noise behind a caller, taken out; [`gain`]: quiet callers, made louder
@@ -23,6 +24,7 @@ pub mod gain;
 pub mod jitter;
 pub mod leg;
 pub mod noise;
+mod packets;
 pub mod playout;
 pub mod quality;
 pub mod red;

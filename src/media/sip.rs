@@ -17,7 +17,6 @@ mod fuzz;
 mod ice;
 pub(crate) mod latch;
 mod noise;
-mod packets;
 pub(crate) mod ports;
 mod reports;
 mod seam;
@@ -46,7 +45,6 @@ use self::{
     dtls::Identity,
     latch::Latch,
     noise::Noise,
-    packets::{Packets, length},
     ports::PortPair,
     secure::{Component, Secure},
     srtp::Protection,
@@ -54,6 +52,7 @@ use self::{
 use super::{
     decode::COMFORT_NOISE,
     leg::{Arrivals, Codec, InPacket, LegEnd, LegEvent, MediaFormat, MediaLeg, OutPacket},
+    packets::{Packets, length},
     rtcp::Rtcp,
 };
 use crate::clock::{self, Sparse};
