@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{LIMIT, event, hold, limited, loopback, start, transfer, within};
+use crate::support::{LIMIT, event, hold, limited, loopback, picked_up, start, transfer, within};
 use antiphon::{
     media::leg::{Codec, LegEnd, LegEvent, MediaLeg, OutPacket},
     sip::{CodecName, SipConfig},
@@ -235,8 +235,7 @@ async fn baresip_sends_keys_holds_is_held_and_is_sent_elsewhere() {
     let control = format!("module_app ctrl_tcp.so\nctrl_tcp_listen {free}\n");
     let to = format!("sip:demo@{}", endpoint.local_udp().expect("bound"));
     let mut telephone = telephone(folder.path(), Codec::Pcmu, PLAIN, &control, &to);
-    let mut leg = limited(limited(calls.recv()).await.expect("a call").accept()).await.expect("accepted");
-    leg.attach().await.expect("attaches");
+    let mut leg = picked_up(&mut calls).await;
     event(&mut leg, |e| *e == LegEvent::Connected).await;
     let mut control = limited(async {
         loop {

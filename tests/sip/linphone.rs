@@ -21,7 +21,7 @@ use tokio::{
 use crate::{
     baresip::{share_of_the_tone, tone},
     sipp::free_port,
-    support::{event, limited, loopback, speak_until_heard, start, transfer, within},
+    support::{event, limited, loopback, picked_up, speak_until_heard, start, transfer, within},
 };
 
 fn have_linphone() -> bool {
@@ -74,9 +74,7 @@ impl Telephone {
     async fn calls(&mut self, user: &str, endpoint: &Endpoint, calls: &mut mpsc::Receiver<IncomingCall>) -> SipLeg {
         let at = endpoint.local_udp().expect("bound");
         self.told(&format!("call sip:{user}@{at}")).await;
-        let call = limited(calls.recv()).await.expect("a call");
-        let mut leg = limited(call.accept()).await.expect("accepted");
-        leg.attach().await.expect("attaches");
+        let mut leg = picked_up(calls).await;
         event(&mut leg, |e| *e == LegEvent::Connected).await;
         self.told("play tone.wav").await;
         leg
@@ -89,6 +87,28 @@ async fn taking(at: SocketAddr) -> (Endpoint, mpsc::Receiver<IncomingCall>) {
     let config =
         SipConfig { udp: Some(at), tcp: None, trunk: vec![trunk], codecs: vec![CodecName::Pcmu], ..loopback() };
     start(config).await
+}
+
+/// A telephone whose user talks to the agent, and somebody else who can be called.
+struct Talk {
+    agent: Endpoint,
+    _agents: mpsc::Receiver<IncomingCall>,
+    expert: Endpoint,
+    experts: mpsc::Receiver<IncomingCall>,
+    telephone: Telephone,
+    /// The agent's side of the call.
+    leg: SipLeg,
+}
+
+impl Talk {
+    async fn begin() -> Talk {
+        let (agent, mut agents) = taking(([127, 0, 0, 1], 0).into()).await;
+        let (expert, experts) = taking(usual_port()).await;
+        let mut telephone = Telephone::start().await;
+        let mut leg = telephone.calls("demo", &agent, &mut agents).await;
+        hears_the_tone(&mut leg).await;
+        Talk { agent, _agents: agents, expert, experts, telephone, leg }
+    }
 }
 
 /// Linphone leaves the port out of where it sends a call, so who is meant then is at the usual one, of an address of its own.
@@ -125,11 +145,7 @@ async fn linphone_consults_somebody_and_hands_its_call_over() {
     if !have_linphone() {
         return;
     }
-    let (agent, mut agents) = taking(([127, 0, 0, 1], 0).into()).await;
-    let (expert, mut experts) = taking(usual_port()).await;
-    let mut telephone = Telephone::start().await;
-    let mut first = telephone.calls("demo", &agent, &mut agents).await;
-    hears_the_tone(&mut first).await;
+    let Talk { agent, _agents, expert, mut experts, mut telephone, leg: mut first } = Talk::begin().await;
     telephone.told("pause").await;
     event(&mut first, |e| *e == LegEvent::Held(true)).await;
     let mut second = telephone.calls("expert", &expert, &mut experts).await;
@@ -154,20 +170,10 @@ async fn linphone_is_handed_over_to_who_was_consulted_for_it() {
     if !have_linphone() {
         return;
     }
-    let (agent, mut agents) = taking(([127, 0, 0, 1], 0).into()).await;
-    let (expert, mut experts) = taking(usual_port()).await;
-    let mut telephone = Telephone::start().await;
-    let mut first = telephone.calls("demo", &agent, &mut agents).await;
-    hears_the_tone(&mut first).await;
+    let Talk { agent, _agents, expert, mut experts, mut telephone, leg: mut first } = Talk::begin().await;
     let to = format!("sip:expert@{}", expert.local_udp().expect("bound"));
-    let (taken, mut second) = limited(async {
-        tokio::join!(transfer(&mut first, &to, true), async {
-            let mut leg = experts.recv().await.expect("the consultation").accept().await.expect("accepted");
-            leg.attach().await.expect("attaches");
-            leg
-        })
-    })
-    .await;
+    let (taken, mut second) =
+        limited(async { tokio::join!(transfer(&mut first, &to, true), picked_up(&mut experts)) }).await;
     taken.expect("taken on");
     let ended = event(&mut first, |e| matches!(e, LegEvent::TransferEnded(_) | LegEvent::Closed(_))).await;
     assert_eq!(ended, LegEvent::TransferEnded(Ok(())));

@@ -2,7 +2,7 @@
 
 use crate::counted::counted;
 use crate::support::{
-    event, limited, loopback, packet,
+    called, event, limited, loopback, packet,
     raw::{Raw, audio_port, body, header, sdp},
     start,
 };
@@ -83,13 +83,7 @@ async fn nothing_is_sent_to_who_only_stands_in_a_description() {
     let (victim, caller) = (socket("127.0.0.3").await, socket("127.0.0.1").await);
     let mut raw = Raw::new(endpoint.local_udp().expect("bound"), "reflector").await;
     let named = sdp(victim.local_addr().expect("bound").port(), "").replace("c=IN IP4 127.0.0.1", "c=IN IP4 127.0.0.3");
-    let invite = raw.request("INVITE", "", &named);
-    raw.send(&invite).await;
-    let mut leg = limited(limited(calls.recv()).await.expect("a call").accept()).await.expect("accepted");
-    leg.attach().await.expect("attaches");
-    raw.expect("SIP/2.0 200").await;
-    raw.ack("").await;
-    event(&mut leg, |e| *e == LegEvent::Connected).await;
+    let (_, mut leg) = called(&mut raw, &mut calls, "", &named).await;
     assert_eq!(leg.remote(), None);
     for n in 0..50 {
         leg.send(packet(&leg, n, &[7; 160])).await.expect("up");
@@ -117,14 +111,8 @@ async fn a_trunk_that_must_encrypt_does_not_call_in_plain() {
     let key = "a=crypto:1 AES_CM_128_HMAC_SHA1_80 inline:MTIzNDU2Nzg5MDEyMzQ1Njc4OTAxMjM0NTY3ODkw\r\n";
     let secure = sdp(4_000, key).replace("RTP/AVP", "RTP/SAVP");
     let mut raw = Raw::new(endpoint.local_udp().expect("bound"), "secure").await;
-    let invite = raw.request("INVITE", "", &secure);
-    raw.send(&invite).await;
-    let mut leg = limited(limited(calls.recv()).await.expect("a call").accept()).await.expect("accepted");
-    leg.attach().await.expect("attaches");
-    let ok = raw.expect("SIP/2.0 200").await;
+    let (ok, leg) = called(&mut raw, &mut calls, "", &secure).await;
     assert!(body(&ok).contains("RTP/SAVP") && audio_port(&ok) > 0, "{ok}");
-    raw.ack("").await;
-    event(&mut leg, |e| *e == LegEvent::Connected).await;
     raw.ask("INVITE", "", &sdp(4_000, ""), "SIP/2.0 488").await;
     raw.ack("").await;
     assert!(leg.encrypted());
@@ -137,14 +125,9 @@ async fn packets_are_as_long_as_the_peer_wants_them() {
         let caller = socket("127.0.0.1").await;
         let port = caller.local_addr().expect("bound").port();
         let mut raw = Raw::new(endpoint.local_udp().expect("bound"), &format!("ptime-{ms}")).await;
-        let invite = raw.request("INVITE", "", &sdp(port, &format!("a=ptime:{ms}\r\n")));
-        raw.send(&invite).await;
-        let mut leg = limited(limited(calls.recv()).await.expect("a call").accept()).await.expect("accepted");
-        leg.attach().await.expect("attaches");
-        let ok = raw.expect("SIP/2.0 200").await;
-        assert!(body(&ok).contains(&format!("a=ptime:{ms}\r\n")), "{ok}");
-        raw.ack("").await;
-        event(&mut leg, |e| *e == LegEvent::Connected).await;
+        let wish = format!("a=ptime:{ms}\r\n");
+        let (ok, mut leg) = called(&mut raw, &mut calls, "", &sdp(port, &wish)).await;
+        assert!(body(&ok).contains(&wish), "{ok}");
         let talks = tokio::spawn(async move {
             for n in 0..50 {
                 leg.send(packet(&leg, n, &[7; 160])).await.expect("up");

@@ -20,7 +20,7 @@ use tokio::{net::UdpSocket, sync::mpsc, task::JoinHandle};
 
 use crate::{
     sipp::{free_port, have_sipp, sipp},
-    support::{event, hold, limited, loopback, start, transfer, within},
+    support::{event, hold, limited, loopback, picked_up, start, transfer, within},
 };
 
 /// A sipp that answers or calls, and sends back what it hears.
@@ -84,12 +84,28 @@ async fn dial(endpoint: &Endpoint) -> SipLeg {
 }
 
 /// Takes a call that rings.
-async fn picked_up(calls: &mut mpsc::Receiver<IncomingCall>) -> SipLeg {
-    let call = limited(calls.recv()).await.expect("a call");
-    let mut leg = limited(call.accept()).await.expect("accepted");
-    leg.attach().await.expect("attaches");
+async fn connected(calls: &mut mpsc::Receiver<IncomingCall>) -> SipLeg {
+    let mut leg = picked_up(calls).await;
     event(&mut leg, |e| *e == LegEvent::Connected).await;
     leg
+}
+
+/// The call is heard, and we end it: `peer` has seen what it expected, and nothing of it is left.
+async fn heard_and_ended(mut leg: SipLeg, peer: Peer, endpoint: &Endpoint) {
+    hears_itself(&mut leg).await;
+    leg.hang_up().await;
+    done(peer, endpoint).await;
+}
+
+/// `peer` has ended the call.
+async fn ended_by(mut leg: SipLeg, peer: Peer, endpoint: &Endpoint) {
+    assert_eq!(closed(&mut leg).await, LegEvent::Closed(LegEnd::Remote));
+    done(peer, endpoint).await;
+}
+
+async fn done(peer: Peer, endpoint: &Endpoint) {
+    peer.content().await;
+    within("every call to be forgotten", || endpoint.calls() == 0).await;
 }
 
 /// Sends sound until it has come back from the other side.
@@ -126,10 +142,6 @@ async fn closed(leg: &mut SipLeg) -> LegEvent {
     event(leg, |e| matches!(e, LegEvent::Closed(_))).await
 }
 
-async fn forgotten(endpoint: &Endpoint) {
-    within("every call to be forgotten", || endpoint.calls() == 0).await;
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_carrier_gets_numbers_that_say_so() {
     if !have_sipp() {
@@ -137,11 +149,8 @@ async fn a_carrier_gets_numbers_that_say_so() {
     }
     let carrier = Peer::answers("quirk-user-phone", &[]);
     let (endpoint, _calls) = with_trunk(&carrier.at(), "user_phone = true").await;
-    let mut leg = dial(&endpoint).await;
-    hears_itself(&mut leg).await;
-    leg.hang_up().await;
-    carrier.content().await;
-    forgotten(&endpoint).await;
+    let leg = dial(&endpoint).await;
+    heard_and_ended(leg, carrier, &endpoint).await;
 }
 
 /// What a carrier at another port was sent there.
@@ -180,11 +189,8 @@ async fn a_carrier_is_followed_to_the_port_of_its_answer() {
     let carrier = Peer::answers("quirk-port", &[]);
     let (at, methods) = door(carrier.at().parse().expect("an address")).await;
     let (endpoint, _calls) = with_trunk(&at.to_string(), "").await;
-    let mut leg = dial(&endpoint).await;
-    hears_itself(&mut leg).await;
-    leg.hang_up().await;
-    carrier.content().await;
-    forgotten(&endpoint).await;
+    let leg = dial(&endpoint).await;
+    heard_and_ended(leg, carrier, &endpoint).await;
     let methods = methods.lock().expect("sound").clone();
     assert!(!methods.is_empty() && methods.iter().all(|method| method == "INVITE"), "{methods:?}");
 }
@@ -206,8 +212,7 @@ async fn a_call_goes_on_to_the_next_host_and_to_where_it_is_sent() {
         let blocked = endpoint.trunks()[0].targets.iter().filter(|target| target.blocked).count();
         assert_eq!(blocked, usize::from(second == "plain"));
         first.content().await;
-        next.content().await;
-        forgotten(&endpoint).await;
+        done(next, &endpoint).await;
     }
 }
 
@@ -218,11 +223,8 @@ async fn of_two_who_pick_up_the_first_has_the_call() {
     }
     let carrier = Peer::answers("fork", &[]);
     let (endpoint, _calls) = with_trunk(&carrier.at(), "").await;
-    let mut leg = dial(&endpoint).await;
-    hears_itself(&mut leg).await;
-    leg.hang_up().await;
-    carrier.content().await;
-    forgotten(&endpoint).await;
+    let leg = dial(&endpoint).await;
+    heard_and_ended(leg, carrier, &endpoint).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -232,7 +234,7 @@ async fn keys_go_by_info_both_ways() {
     }
     let (endpoint, mut calls) = start(loopback()).await;
     let caller = Peer::calls("info", &endpoint, &[]);
-    let mut leg = picked_up(&mut calls).await;
+    let mut leg = connected(&mut calls).await;
     let mut typed = String::new();
     while typed != "5#" {
         match limited(leg.recv()).await {
@@ -242,9 +244,7 @@ async fn keys_go_by_info_both_ways() {
         }
     }
     assert_eq!(typed, "5#");
-    assert_eq!(closed(&mut leg).await, LegEvent::Closed(LegEnd::Remote));
-    caller.content().await;
-    forgotten(&endpoint).await;
+    ended_by(leg, caller, &endpoint).await;
 
     let carrier = Peer::answers("info-typed", &[]);
     let (endpoint, _calls) = with_trunk(&carrier.at(), "dtmf = \"info\"").await;
@@ -255,8 +255,7 @@ async fn keys_go_by_info_both_ways() {
     // A BYE would overtake them.
     tokio::time::sleep(Duration::from_millis(500)).await;
     leg.hang_up().await;
-    carrier.content().await;
-    forgotten(&endpoint).await;
+    done(carrier, &endpoint).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -266,7 +265,7 @@ async fn a_caller_is_sent_to_somebody_else_and_tells_how_that_goes() {
     }
     let (endpoint, mut calls) = with_trunk("127.0.0.1:9", "").await;
     let caller = Peer::calls("referred", &endpoint, &[]);
-    let mut leg = picked_up(&mut calls).await;
+    let mut leg = connected(&mut calls).await;
     hears_itself(&mut leg).await;
     limited(transfer(&mut leg, "+49301234", false)).await.expect("taken on");
     let mut steps = Vec::new();
@@ -279,8 +278,7 @@ async fn a_caller_is_sent_to_somebody_else_and_tells_how_that_goes() {
     }
     assert_eq!(steps, [100, 180, 200]);
     assert_eq!(closed(&mut leg).await, LegEvent::Closed(LegEnd::Local));
-    caller.content().await;
-    forgotten(&endpoint).await;
+    done(caller, &endpoint).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -290,16 +288,14 @@ async fn a_transfer_that_comes_to_nothing_leaves_the_call_as_it_was() {
     }
     let (endpoint, mut calls) = with_trunk("127.0.0.1:9", "").await;
     let caller = Peer::calls("referred-busy", &endpoint, &[]);
-    let mut leg = picked_up(&mut calls).await;
+    let mut leg = connected(&mut calls).await;
     limited(transfer(&mut leg, "+49301234", false)).await.expect("taken on");
     let ended = event(&mut leg, |e| matches!(e, LegEvent::TransferEnded(_))).await;
     assert!(matches!(&ended, LegEvent::TransferEnded(Err(why)) if why.contains("486")), "{ended:?}");
     hears_itself(&mut leg).await;
     let refused = limited(transfer(&mut leg, "+49301235", false)).await.expect_err("declined");
     assert!(refused.contains("603"), "{refused}");
-    assert_eq!(closed(&mut leg).await, LegEvent::Closed(LegEnd::Remote));
-    caller.content().await;
-    forgotten(&endpoint).await;
+    ended_by(leg, caller, &endpoint).await;
 }
 
 /// Blind, and after a call to the target, which is named to it.
@@ -312,16 +308,13 @@ async fn a_carrier_hands_its_call_over_and_the_agent_hears_the_new_party() {
         let target = Peer::answers(target, &[]);
         let (endpoint, mut calls) = with_trunk(&target.at(), "refer = true").await;
         let caller = Peer::calls(caller, &endpoint, &[("host", &target.at())]);
-        let mut leg = picked_up(&mut calls).await;
+        let mut leg = connected(&mut calls).await;
         let moved = event(&mut leg, |e| matches!(e, LegEvent::Moved(_))).await;
         assert!(matches!(&moved, LegEvent::Moved(to) if to.contains("+49305678")), "{moved:?}");
         event(&mut leg, |e| *e == LegEvent::Connected).await;
         caller.content().await;
         // The first call is gone: it is the other party that is heard.
-        hears_itself(&mut leg).await;
-        leg.hang_up().await;
-        target.content().await;
-        forgotten(&endpoint).await;
+        heard_and_ended(leg, target, &endpoint).await;
     }
 }
 
@@ -332,14 +325,11 @@ async fn a_call_is_put_in_the_place_of_another() {
     }
     let (endpoint, mut calls) = with_trunk("127.0.0.1:9", "").await;
     let caller = Peer::calls("replaces", &endpoint, &[]);
-    let mut leg = picked_up(&mut calls).await;
+    let mut leg = connected(&mut calls).await;
     event(&mut leg, |e| matches!(e, LegEvent::Moved(_))).await;
     event(&mut leg, |e| *e == LegEvent::Connected).await;
     within("the first call to be forgotten", || endpoint.calls() == 1).await;
-    hears_itself(&mut leg).await;
-    leg.hang_up().await;
-    caller.content().await;
-    forgotten(&endpoint).await;
+    heard_and_ended(leg, caller, &endpoint).await;
     assert!(calls.try_recv().is_err(), "it is no call of its own");
 }
 
@@ -350,12 +340,10 @@ async fn a_hold_that_meets_another_change_comes_again() {
     }
     let (endpoint, mut calls) = start(loopback()).await;
     let caller = Peer::calls("glare", &endpoint, &[]);
-    let mut leg = picked_up(&mut calls).await;
+    let mut leg = connected(&mut calls).await;
     hears_itself(&mut leg).await;
     limited(hold(&mut leg, true)).await.expect("held in the end");
-    assert_eq!(closed(&mut leg).await, LegEvent::Closed(LegEnd::Remote));
-    caller.content().await;
-    forgotten(&endpoint).await;
+    ended_by(leg, caller, &endpoint).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -365,10 +353,8 @@ async fn keys_in_the_description_are_taken_and_demanded() {
     }
     let (endpoint, mut calls) = with_trunk("127.0.0.1:9", "srtp = \"required\"").await;
     let caller = Peer::calls("sdes", &endpoint, &[]);
-    let mut leg = picked_up(&mut calls).await;
+    let leg = connected(&mut calls).await;
     assert!(leg.encrypted());
-    assert_eq!(closed(&mut leg).await, LegEvent::Closed(LegEnd::Remote));
-    caller.content().await;
-    Peer::calls("sdes-plain", &endpoint, &[]).content().await;
-    forgotten(&endpoint).await;
+    ended_by(leg, caller, &endpoint).await;
+    done(Peer::calls("sdes-plain", &endpoint, &[]), &endpoint).await;
 }

@@ -1,7 +1,7 @@
 //! Whoever may name a destination makes nobody pay: what is not allowed is not dialled, by the API, an agent's transfer
 //! or REFER.
 
-use crate::support::{event, limited, loopback, raw::Raw, raw::header, raw::sdp, start, transfer};
+use crate::support::{called, event, limited, loopback, raw::Raw, raw::header, raw::sdp, start, transfer};
 use crate::wire;
 use antiphon::{
     media::leg::{LegEvent, MediaLeg},
@@ -121,13 +121,7 @@ async fn a_refer_of_who_may_send_us_elsewhere_obeys_the_same_rules() {
             raw.remote_tag.clear();
             proof = credentials(&challenged, &raw.contact);
         }
-        let invite = raw.request("INVITE", &proof, &sdp(4_000, ""));
-        raw.send(&invite).await;
-        let mut leg = limited(limited(calls.recv()).await.expect("a call").accept()).await.expect("accepted");
-        leg.attach().await.expect("attaches");
-        raw.expect("SIP/2.0 200").await;
-        raw.ack("").await;
-        event(&mut leg, |e| *e == LegEvent::Connected).await;
+        let (_, _leg) = called(&mut raw, &mut calls, &proof, &sdp(4_000, "")).await;
         let here = carrier.target;
         for (n, to) in forbidden(&carrier).iter().enumerate() {
             // As telephones name a number: at us, which is one of a trunk, or without a host.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::support::{
-    event, limited, loopback,
+    called, event, limited, loopback,
     raw::{Raw, audio_port, body, header, sdp},
     start, transfer, within,
 };
@@ -29,14 +29,7 @@ pub(crate) async fn call(
     port: u16,
 ) -> (Raw, antiphon::media::sip::SipLeg) {
     let mut raw = raw(endpoint, call_id).await;
-    let invite = raw.request("INVITE", "", &sdp(port, ""));
-    raw.send(&invite).await;
-    let incoming = limited(calls.recv()).await.expect("a call");
-    let mut leg = limited(incoming.accept()).await.expect("accepted");
-    leg.attach().await.expect("attaches");
-    raw.expect("SIP/2.0 200").await;
-    raw.ack("").await;
-    event(&mut leg, |e| *e == LegEvent::Connected).await;
+    let (_, leg) = called(&mut raw, calls, "", &sdp(port, "")).await;
     (raw, leg)
 }
 
@@ -213,15 +206,9 @@ async fn session_timers_of_the_caller_are_answered_and_followed() {
     let (endpoint, mut calls) = endpoint().await;
     let mut raw = raw(&endpoint, "timer").await;
     let wishes = "Supported: timer\r\nRequire: timer\r\nSession-Expires: 1800;refresher=uac\r\n";
-    let invite = raw.request("INVITE", wishes, &sdp(4_000, ""));
-    raw.send(&invite).await;
-    let mut leg = limited(limited(calls.recv()).await.expect("a call").accept()).await.expect("accepted");
-    leg.attach().await.expect("attaches");
-    let ok = raw.expect("SIP/2.0 200").await;
-    raw.ack("").await;
+    let (ok, _leg) = called(&mut raw, &mut calls, wishes, &sdp(4_000, "")).await;
     assert_eq!(header(&ok, "Session-Expires"), Some("1800;refresher=uac"));
     assert_eq!(header(&ok, "Require"), Some("timer"));
-    event(&mut leg, |e| *e == LegEvent::Connected).await;
     // Refreshes, with and without a description; the task may change hands, and the interval.
     let short = "Supported: timer\r\nSession-Expires: 20;refresher=uac\r\n";
     let refused = raw.ask("UPDATE", short, "", "SIP/2.0 422").await;

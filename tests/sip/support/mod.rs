@@ -29,6 +29,30 @@ pub(crate) async fn start(config: SipConfig) -> (Endpoint, mpsc::Receiver<Incomi
     (endpoint, receiver)
 }
 
+/// The next call, picked up.
+pub(crate) async fn picked_up(calls: &mut mpsc::Receiver<IncomingCall>) -> SipLeg {
+    let call = limited(calls.recv()).await.expect("a call");
+    let mut leg = limited(call.accept()).await.expect("accepted");
+    leg.attach().await.expect("attaches");
+    leg
+}
+
+/// Calls as `raw` does, with `headers` and `body`: the answer, and our leg of the call that is up.
+pub(crate) async fn called(
+    raw: &mut raw::Raw,
+    calls: &mut mpsc::Receiver<IncomingCall>,
+    headers: &str,
+    body: &str,
+) -> (String, SipLeg) {
+    let invite = raw.request("INVITE", headers, body);
+    raw.send(&invite).await;
+    let mut leg = picked_up(calls).await;
+    let ok = raw.expect("SIP/2.0 200").await;
+    raw.ack("").await;
+    event(&mut leg, |e| *e == LegEvent::Connected).await;
+    (ok, leg)
+}
+
 /// A call that is up.
 pub(crate) struct Pair {
     pub(crate) caller: SipLeg,
