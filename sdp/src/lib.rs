@@ -28,7 +28,9 @@ pub use self::{
     attr::{Codec, Crypto, Direction, Fmtp, Key, RtcpPort, RtpMap, Suite},
     dtls::{Dtls, Fingerprint, Ice, LocalDtls},
     error::{NegotiateError, ParseError},
-    negotiate::{Agreed, LocalMedia, Negotiator, OpusParams, Policy, SrtpKeys, SrtpPolicy, TelephoneEvent},
+    negotiate::{
+        Agreed, LocalMedia, Negotiator, OpusParams, Policy, SrtpKeys, SrtpPolicy, TelephoneEvent, packet_time,
+    },
     parse::parse,
     session::{Attribute, Description, Media, Origin},
 };

@@ -26,6 +26,14 @@ const EVENTS_8K: u8 = 101;
 /// Milliseconds of audio that a packet may have.
 const PTIMES: [u16; 5] = [60, 40, 30, 20, 10];
 
+/// Milliseconds of audio in the packets that we send to who wishes `ptime` and can take `maxptime` (RFC 8866 section 6.4), and
+/// `otherwise` where neither says anything: the longest of 10, 20, 30, 40 and 60 that is no longer than both, and 10 at least.
+pub fn packet_time(ptime: Option<u16>, maxptime: Option<u16>, otherwise: u16) -> u16 {
+    let wished = ptime.filter(|ms| *ms > 0).unwrap_or(otherwise);
+    let most = maxptime.filter(|ms| *ms > 0).unwrap_or(u16::MAX);
+    PTIMES.into_iter().find(|ms| *ms <= wished.min(most)).unwrap_or(10)
+}
+
 /// What we want.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
@@ -250,7 +258,7 @@ impl Negotiator {
             rtcp_mux: theirs.rtcp_mux,
             direction,
             held: address == Address::Nowhere || !offer.direction(theirs).receives(),
-            ptime: self.ptime(theirs, codec),
+            ptime: packet_time(theirs.ptime, theirs.maxptime, self.policy.ptime),
             comfort_noise: self.noise(theirs, codec),
             opus: OpusParams::read(theirs.fmtp(payload_type)),
             srtp: crypto.as_ref().map(|c| self.keys(c.suite, c.key)),
@@ -351,7 +359,7 @@ impl Negotiator {
             // While we hold the peer it answers that it only listens or does nothing: not a hold of its own
             // unless it does not even want what we send.
             held: address == Address::Nowhere || !answer.direction(theirs).receives(),
-            ptime: self.ptime(theirs, codec),
+            ptime: packet_time(theirs.ptime, theirs.maxptime, self.policy.ptime),
             comfort_noise: self.noise(theirs, codec),
             opus: OpusParams::read(theirs.fmtp(payload_type)),
             srtp,
@@ -452,18 +460,6 @@ impl Negotiator {
     /// G.711 alone: the others have silence of their own, or a clock that the payload type is not for.
     fn noise(&self, theirs: &Media, codec: Codec) -> bool {
         self.policy.comfort_noise && codec.is_g711() && theirs.has_comfort_noise()
-    }
-
-    /// The longest packet that is no longer than the peer wishes and can take (RFC 4566 section 6), of those that we
-    /// make: Opus in whole frames of 20 ms only, and so never shorter.
-    fn ptime(&self, theirs: &Media, codec: Codec) -> u16 {
-        let wished = theirs.ptime.filter(|ms| *ms > 0).unwrap_or(self.policy.ptime);
-        let most = theirs.maxptime.filter(|ms| *ms > 0).unwrap_or(u16::MAX);
-        let (made, shortest) = match codec {
-            Codec::Opus => (&[60, 40][..], 20),
-            _ => (&PTIMES[..], 10),
-        };
-        made.iter().copied().find(|ms| *ms <= wished.min(most)).unwrap_or(shortest)
     }
 
     fn previous_proto(&self) -> String {

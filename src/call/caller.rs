@@ -323,8 +323,14 @@ mod tests {
     #[test]
     fn the_tone_of_a_key_is_not_heard_and_the_key_is() {
         let telephone_event = Some((101, 8_000));
-        let format =
-            MediaFormat { codec: Codec::Pcmu, payload_type: 0, telephone_event, opus_fec: false, continuous: true };
+        let format = MediaFormat {
+            codec: Codec::Pcmu,
+            payload_type: 0,
+            telephone_event,
+            opus_fec: false,
+            continuous: true,
+            short_frames: false,
+        };
         let mut caller = CallerInput::new(&format, &CallConfig::default()).expect("a codec");
         let tap = TapSender::new();
         let mut tapped = tap.subscribe();
@@ -373,6 +379,7 @@ mod tests {
                 telephone_event: None,
                 opus_fec: false,
                 continuous: true,
+                short_frames: false,
             };
             let config = CallConfig { suppress_noise, ..CallConfig::default() };
             let mut caller = CallerInput::new(&format, &config).expect("a codec");
@@ -408,8 +415,14 @@ mod tests {
     /// the sound of its last second of voice for a recogniser, and the loudest sample that a tap had.
     fn turns_of(db: f32, agc: bool) -> (Vec<(Duration, bool)>, f32, i16) {
         let telephone_event = None;
-        let format =
-            MediaFormat { codec: Codec::Pcmu, payload_type: 0, telephone_event, opus_fec: false, continuous: true };
+        let format = MediaFormat {
+            codec: Codec::Pcmu,
+            payload_type: 0,
+            telephone_event,
+            opus_fec: false,
+            continuous: true,
+            short_frames: false,
+        };
         let mut caller = CallerInput::new(&format, &CallConfig { agc, ..CallConfig::default() }).expect("a codec");
         let (feed, mut frames) = Feed::detached();
         caller.hear(feed);

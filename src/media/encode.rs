@@ -11,6 +11,8 @@
 //! - The bit rate of Opus follows loss as loss-based congestion control does (draft-ietf-rmcat-gcc-02 section 6): a path that
 //!   loses more than a tenth gets less to carry, one that loses next to nothing a little more each report. What is lost on the
 //!   air (less than a tenth) changes nothing: fewer bits would not help it.
+//! - Where packets are to be 10 or 30 ms long, Opus makes two frames of 10 ms of each 20 ms and gives them as one packet (code 2,
+//!   RFC 6716 section 3.2.4), which [`super::packets`] takes apart without an encoder. Everything else goes on in steps of 20 ms.
 //! - The telephone codecs get a real anti-alias filter (see [`super::resample`]).
 
 use bytes::Bytes;
@@ -64,6 +66,7 @@ struct OpusState {
     bitrate: i32,
     fec_allowed: bool,
     clean_reports: u8,
+    short_frames: bool,
 }
 
 /// Which way Opus is encoded.
@@ -107,6 +110,7 @@ impl Encoder {
                 bitrate: settings.bitrate,
                 fec_allowed: format.opus_fec,
                 clean_reports: 0,
+                short_frames: format.short_frames,
             })),
             Codec::G722 => Kind::G722 { converter: Converter::new(RATE, 16_000)?, encoder: Box::default() },
             codec @ (Codec::Pcmu | Codec::Pcma) => {
@@ -132,6 +136,7 @@ impl Encoder {
             }
         };
         let written = match &mut self.kind {
+            Kind::Opus(state) if state.short_frames => state.encode_short(pcm, &mut self.payload)?,
             Kind::Opus(state) => state.encoder.encode_float(pcm, &mut self.payload)?,
             Kind::G722 { converter, encoder } => {
                 self.linear.clear();
@@ -224,6 +229,22 @@ impl Encoder {
 }
 
 impl OpusState {
+    /// Two frames of 10 ms as one packet.
+    fn encode_short(&mut self, pcm: &[f32], out: &mut [u8]) -> Result<usize, opus::Error> {
+        let (early, late) = pcm.split_at(pcm.len() / 2);
+        // Both and what stands before them fit into any packet.
+        let (mut first, mut second) = ([0; MAX_OPUS / 2 - 2], [0; MAX_OPUS / 2 - 2]);
+        for _ in 0..2 {
+            let ends = (self.encoder.encode_float(early, &mut first)?, self.encoder.encode_float(late, &mut second)?);
+            if let Some(written) = together(&first[..ends.0], &second[..ends.1], out) {
+                return Ok(written);
+            }
+            // The mode changed between them, seldom. The decoder sees neither, so the encoder forgets them, and begins in one.
+            self.encoder.reset_state()?;
+        }
+        self.encoder.encode_float(pcm, out)
+    }
+
     /// The bit rate after a report of `percent` lost.
     fn follow(&mut self, percent: u8) -> Result<(), opus::Error> {
         let rate = match percent {
@@ -249,6 +270,23 @@ impl std::fmt::Debug for Kind {
             Kind::G711 { mu_law: false, .. } => "Pcma",
         })
     }
+}
+
+/// Writes two packets of a frame each as one; `None`: they are not of one kind, or do not fit.
+fn together(first: &[u8], second: &[u8], out: &mut [u8]) -> Option<usize> {
+    let ((toc, first), (other, second)) = (first.split_first()?, second.split_first()?);
+    // RFC 6716 section 3.2.1: from 252 on the second octet counts fours.
+    let low = if first.len() < 252 { first.len() } else { 252 + (first.len() & 3) };
+    let high = (first.len() - low) >> 2;
+    let head = &[toc | 2, low as u8, high as u8][..if low < 252 { 2 } else { 3 }];
+    let total = head.len() + first.len() + second.len();
+    if toc != other || toc & 3 != 0 || total > out.len() {
+        return None;
+    }
+    out[..head.len()].copy_from_slice(head);
+    out[head.len()..total - second.len()].copy_from_slice(first);
+    out[total - second.len()..total].copy_from_slice(second);
+    Some(total)
 }
 
 /// An encoder of one profile at `bitrate`; `loss` in percent. The application cannot be changed on a running encoder, so a
@@ -288,7 +326,14 @@ mod tests {
     use super::*;
 
     fn format(codec: Codec) -> MediaFormat {
-        MediaFormat { codec, payload_type: 0, telephone_event: None, opus_fec: true, continuous: false }
+        MediaFormat {
+            codec,
+            payload_type: 0,
+            telephone_event: None,
+            opus_fec: true,
+            continuous: false,
+            short_frames: false,
+        }
     }
 
     #[test]
@@ -303,6 +348,49 @@ mod tests {
         assert_eq!(encoder.silence().unwrap(), vec![0xff; 160]);
         let mut encoder = Encoder::new(&format(Codec::Pcma), OpusSettings::default()).unwrap();
         assert_eq!(encoder.silence().unwrap(), vec![0xd5; 160]);
+    }
+
+    /// Reports of loss change bit rate and profile; two frames of 10 ms stay in each payload, and sound as loud as ever.
+    #[test]
+    fn short_frames_go_in_pairs_whatever_the_peer_reports() {
+        let short = MediaFormat { short_frames: true, ..format(Codec::Opus) };
+        let mut encoder = Encoder::new(&short, OpusSettings::default()).unwrap();
+        let mut decoder = super::super::decode::Decoder::new(Codec::Opus).unwrap();
+        let (mut quietest, mut loudest) = (i32::MAX, 0);
+        for n in 0..600 {
+            if n % 20 == 19 {
+                encoder.report_loss([0.0, 0.2, 0.05, 0.4, 0.0, 0.0, 0.0][n / 20 % 7]).unwrap();
+            }
+            let tone = |k: usize| 0.4 * ((n * 480 + k) as f32 * 0.115).sin();
+            let payload = encoder.encode(&std::array::from_fn::<f32, 480, _>(tone)).unwrap();
+            assert_eq!(payload[0] & 3, 2, "{n}: two frames");
+            let mut pcm = Vec::new();
+            decoder.decode(&payload, &mut pcm);
+            assert_eq!(pcm.len(), super::super::decode::FRAME, "{n}");
+            if n > 5 {
+                let power = pcm.iter().map(|s| i32::from(*s).pow(2) / 320).sum::<i32>().isqrt();
+                (quietest, loudest) = (quietest.min(power), loudest.max(power));
+            }
+        }
+        assert_eq!(encoder.profile(), Some(Profile::Lossy), "it has changed");
+        // 9,268 is the tone's own; at a change of mode a part of a frame is fainter, as with frames of 20 ms.
+        assert!(quietest > 6_000 && loudest < 11_000, "{quietest} to {loudest}");
+    }
+
+    #[test]
+    fn frames_of_two_kinds_share_no_packet() {
+        let mut out = [0; MAX_OPUS];
+        assert_eq!(together(&[8, 1, 2], &[8, 3], &mut out), Some(5));
+        assert_eq!(out[..5], [10, 2, 1, 2, 3]);
+        // 500 is 252 + 62 * 4, 255 is 255 + 0 * 4.
+        for (length, low, high) in [(252, 252, 0), (255, 255, 0), (500, 252, 62)] {
+            assert_eq!(together(&vec![8; length + 1], &[8], &mut out), Some(3 + length));
+            assert_eq!(out[..3], [10, low, high]);
+        }
+        for (first, second) in [(&[8, 1][..], &[16, 1][..]), (&[9, 1], &[9, 1]), (&[], &[8]), (&[8], &[])] {
+            assert_eq!(together(first, second, &mut out), None);
+        }
+        assert_eq!(together(&[8; 700], &[8; 700], &mut out), None);
     }
 
     #[test]

@@ -58,6 +58,8 @@ pub struct MediaFormat {
     pub opus_fec: bool,
     /// Whether the peer wants packets also in silence (most telephone trunks do).
     pub continuous: bool,
+    /// Whether Opus is made in frames of 10 ms, two of them in each payload, for packets that are no multiple of 20 ms.
+    pub short_frames: bool,
 }
 
 /// One RTP packet to send, without the fields the leg itself knows (SSRC, extensions, protection).

@@ -24,7 +24,7 @@ pub mod gain;
 pub mod jitter;
 pub mod leg;
 pub mod noise;
-mod packets;
+pub(crate) mod packets;
 pub mod playout;
 pub mod quality;
 pub mod red;

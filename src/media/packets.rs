@@ -2,7 +2,8 @@
 //!
 //! A state machine over `now`: frames of 20 ms in, packets of 10 to 60 ms out, each with the instant at which it leaves.
 //! Owns the sequence numbers on the wire. Never encodes: a codec of one octet a tick (G.711, G.722) can be cut anywhere, and
-//! whole frames of Opus are put into one packet (RFC 6716 section 3.2.5), which so is 20, 40 or 60 ms long.
+//! frames of Opus are put into one packet (RFC 6716 section 3.2.5): those of 20 ms for 40 and 60, those of 10 ms, which the encoder
+//! then makes and gives in pairs, for 10 and 30.
 //!
 //! # Why
 //! *The pacing of speech stays as it is*, in frames of 20 ms: what is heard, cut off and acknowledged is counted there. Here
@@ -10,6 +11,9 @@
 //!
 //! *A packet leaves when its place in the stream is due*: 20 ms cut into halves would otherwise leave as pairs, and packets
 //! of 30 ms at intervals of 20 and 40.
+//!
+//! *The end of what is said waits for no more*: browsers are sent nothing in silence, so what has begun a packet leaves short when
+//! the rest should have come.
 
 use std::{
     collections::VecDeque,
@@ -17,19 +21,19 @@ use std::{
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
-use sdp::Agreed;
 
-use crate::media::leg::OutPacket;
+use super::leg::{Codec, OutPacket};
+use crate::audio::FRAME;
 
 /// Octets, and RTP ticks, of 10 ms.
 const TEN: usize = 80;
 /// Packets whose numbers are remembered: reports come every five seconds.
 const LOG: usize = 2_048;
 /// What waits for the rest of its packet so long was cut off by a hold, and is not sent behind it.
-const STALE: Duration = Duration::from_millis(100);
+const STALE: Duration = Duration::from_millis(200);
 
-/// RTP ticks of an Opus frame of 20 ms.
-const OPUS: u32 = 960;
+/// RTP ticks of 10 ms of Opus.
+const OPUS_TEN: u32 = 480;
 
 /// What packets are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,14 +42,33 @@ pub(super) enum Length {
     Tens(usize),
     /// So many Opus frames of 20 ms.
     Frames(usize),
+    /// So many Opus frames of 10 ms.
+    ShortFrames(usize),
 }
 
-/// What the peer wants in a packet; `None`: as much as a frame has.
-pub(super) fn length(agreed: &Agreed) -> Option<Length> {
-    match agreed.codec {
-        _ if agreed.ptime == 20 => None,
-        sdp::Codec::Opus => Some(Length::Frames(usize::from(agreed.ptime / 20).clamp(1, 3))),
-        _ => Some(Length::Tens(usize::from(agreed.ptime / 10))),
+/// What a packet of `ms` is made of; `None`: of as much as a frame has.
+pub(super) fn length(codec: Codec, ms: u16) -> Option<Length> {
+    let tens = usize::from(ms / 10).clamp(1, 6);
+    match codec {
+        _ if tens == 2 => None,
+        Codec::Opus if short_frames(codec, ms) => Some(Length::ShortFrames(tens)),
+        Codec::Opus => Some(Length::Frames(tens / 2)),
+        Codec::G722 | Codec::Pcmu | Codec::Pcma => Some(Length::Tens(tens)),
+    }
+}
+
+/// Whether packets of `ms` need Opus in frames of 10 ms.
+pub(crate) fn short_frames(codec: Codec, ms: u16) -> bool {
+    codec == Codec::Opus && (ms / 10) % 2 == 1
+}
+
+impl Length {
+    fn duration(self) -> Duration {
+        let tens = match self {
+            Length::Tens(tens) | Length::ShortFrames(tens) => tens,
+            Length::Frames(count) => 2 * count,
+        };
+        Duration::from_millis(10) * tens as u32
     }
 }
 
@@ -105,7 +128,8 @@ impl Packets {
         }
         let length = match self.length.filter(|_| audio) {
             Some(Length::Tens(tens)) => tens * TEN,
-            Some(Length::Frames(count)) => return self.push_whole(now, frame, count),
+            Some(Length::Frames(count)) => return self.push_opus(now, frame, count, false),
+            Some(Length::ShortFrames(count)) => return self.push_opus(now, frame, count, true),
             None => {
                 self.end_run(now);
                 let number = frame.sequence;
@@ -145,21 +169,44 @@ impl Packets {
         }
     }
 
-    /// Takes an Opus frame, `count` of which make a packet. It leaves with its last frame, which is when it is due.
-    fn push_whole(&mut self, now: Instant, frame: OutPacket, count: usize) {
-        let toc = |payload: &Bytes| payload.first().copied();
-        let alike =
-            self.pending.as_ref().is_none_or(|pending| pending.frames.first().and_then(toc) == toc(&frame.payload));
-        // Frames of several modes do not go into one packet.
-        if frame.marker || self.expected != Some(frame.timestamp) || !alike {
+    /// Takes 20 ms of Opus: a frame, or, where they are `short`, two, `count` of which make a packet. It leaves when its last frame
+    /// is due, the second of two 10 ms after the first.
+    fn push_opus(&mut self, now: Instant, packet: OutPacket, count: usize, short: bool) {
+        let number = packet.sequence;
+        let split = if short { halves(&packet.payload) } else { None };
+        let single = packet.payload.first().is_some_and(|toc| toc & 3 == 0);
+        if packet.marker || self.expected != Some(packet.timestamp) {
             self.end_run(now);
         }
-        self.expected = Some(frame.timestamp.wrapping_add(OPUS));
-        // Alone: silence of no length, or what is a packet of several frames already.
-        if toc(&frame.payload).is_none_or(|toc| toc & 3 != 0) {
-            self.end_run(now);
-            let number = frame.sequence;
-            return self.leave(now, frame, number);
+        self.expected = Some(packet.timestamp.wrapping_add(2 * OPUS_TEN));
+        match split {
+            Some([first, second]) => {
+                let later = OutPacket {
+                    marker: false,
+                    timestamp: packet.timestamp.wrapping_add(OPUS_TEN),
+                    payload: second,
+                    ..packet.clone()
+                };
+                // The frame of the first is not whole yet.
+                self.push_frame(now, now, OutPacket { payload: first, ..packet }, number.wrapping_sub(1), count);
+                self.push_frame(now, now + FRAME / 2, later, number, count);
+            }
+            None if single && !short => self.push_frame(now, now, packet, number, count),
+            // Alone: silence of no length, or what is a packet already and cannot be taken apart.
+            None => {
+                self.hasten(now);
+                self.leave(now, packet, number);
+            }
+        }
+    }
+
+    /// Takes one Opus frame, which is due at `due`, as a packet of its own; `whole` is the last frame of 20 ms that is whole with it.
+    fn push_frame(&mut self, now: Instant, due: Instant, frame: OutPacket, whole: u16, count: usize) {
+        let toc = |payload: &Bytes| payload.first().copied();
+        let waiting = self.pending.as_ref().and_then(|pending| pending.frames.first());
+        // Frames of several modes do not go into one packet.
+        if waiting.is_some_and(|first| toc(first) != toc(&frame.payload)) {
+            self.hasten(now);
         }
         let pending = self.pending.get_or_insert_with(|| Pending {
             packet: OutPacket { payload: Bytes::new(), ..frame.clone() },
@@ -167,24 +214,32 @@ impl Packets {
             frames: Vec::with_capacity(count),
             since: now,
         });
-        pending.packet.sequence = frame.sequence;
+        pending.packet.sequence = whole;
         pending.frames.push(frame.payload);
         if pending.frames.len() >= count
             && let Some(Pending { packet, frames, .. }) = self.pending.take()
         {
-            let number = packet.sequence;
-            self.leave(now, OutPacket { payload: joined(&frames), ..packet }, number);
+            self.leave(due, OutPacket { payload: joined(&frames), ..packet }, whole);
         }
     }
 
     /// The packet that leaves now, if one is due.
     pub(super) fn poll(&mut self, now: Instant) -> Option<OutPacket> {
+        if self.patience().is_some_and(|until| until <= now) {
+            self.hasten(now);
+        }
         self.ready.pop_front_if(|(due, _)| *due <= now).map(|(_, packet)| packet)
     }
 
     /// When to poll again.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.ready.front().map(|(due, _)| *due)
+        self.ready.front().map(|(due, _)| *due).into_iter().chain(self.patience()).min()
+    }
+
+    /// Until when what has begun a packet waits for the rest of it: as long as that takes, and two frames,
+    /// by which what leaves may be late.
+    fn patience(&self) -> Option<Instant> {
+        Some(self.pending.as_ref()?.since + self.length?.duration() + FRAME * 2)
     }
 
     /// The last frame that the peer has, as its report on packets up to `highest` shows.
@@ -202,9 +257,15 @@ impl Packets {
         u32::from(self.acknowledged)
     }
 
-    /// What follows is no continuation: what waits leaves now, short as it is.
+    /// What follows is no continuation.
     fn end_run(&mut self, now: Instant) {
-        (self.run, self.expected) = (None, None);
+        self.hasten(now);
+        self.expected = None;
+    }
+
+    /// What waits leaves now, short as it is.
+    fn hasten(&mut self, now: Instant) {
+        self.run = None;
         self.ready.iter_mut().for_each(|(due, _)| *due = now);
         let Some(Pending { packet, bytes, frames, since }) = self.pending.take() else { return };
         if now.saturating_duration_since(since) < STALE {
@@ -223,6 +284,18 @@ impl Packets {
         self.log.push_back((sequence, frame));
         self.ready.push_back((due, OutPacket { sequence, ..packet }));
     }
+}
+
+/// The two packets of one that has two frames of lengths of their own (code 2, RFC 6716 section 3.2.4).
+fn halves(payload: &Bytes) -> Option<[Bytes; 2]> {
+    let (toc, low) = (*payload.first()?, usize::from(*payload.get(1)?));
+    let (length, start) = match low {
+        252.. => (low + 4 * usize::from(*payload.get(2)?), 3),
+        _ => (low, 2),
+    };
+    let first = payload.get(start..start + length).filter(|_| toc & 3 == 2)?;
+    let alone = |frame: &[u8]| Bytes::from([&[toc & !3], frame].concat());
+    Some([alone(first), alone(&payload[start + length..])])
 }
 
 /// One packet of Opus frames with the same first octet, each a packet of one frame: code 3 with lengths of their own
@@ -256,6 +329,9 @@ fn joined(frames: &[Bytes]) -> Bytes {
 mod tests {
     use super::*;
     use crate::clock;
+    use crate::media::decode::Inbound;
+    use crate::media::encode::{Encoder, OpusSettings};
+    use crate::media::leg::{InPacket, MediaFormat};
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -305,55 +381,133 @@ mod tests {
         }
     }
 
-    #[test]
-    fn opus_frames_share_packets_that_any_decoder_takes() {
-        use crate::media::encode::{Encoder, OpusSettings};
-        use crate::media::leg::{Codec, MediaFormat};
+    /// 1.2 s of a tone in packets of `ms`: what leaves, and when, and what was encoded.
+    fn tone_in(ms: u16, settings: OpusSettings, loss: f32) -> (Vec<(Instant, OutPacket)>, Vec<Bytes>) {
         let format = MediaFormat {
             codec: Codec::Opus,
             payload_type: 96,
             telephone_event: None,
-            opus_fec: false,
+            opus_fec: true,
             continuous: true,
+            short_frames: short_frames(Codec::Opus, ms),
         };
-        for (bitrate, count) in [(32_000, 2), (32_000, 3), (160_000, 3)] {
-            let settings = OpusSettings { bitrate, ..OpusSettings::default() };
-            let mut encoder = Encoder::new(&format, settings).expect("a codec");
-            let (mut packets, start) = (Packets::new(Some(Length::Frames(count))), clock::now());
-            let (mut left, mut alone) = (Vec::new(), Vec::new());
-            for n in 0..60_u16 {
-                let tone =
-                    |k: usize| 0.3 * ((usize::from(n) * 480 + k) as f32 * 0.115).sin() + 0.1 * (k as f32 * 1.7).sin();
-                let payload = encoder.encode(&std::array::from_fn::<f32, 480, _>(tone)).expect("encodes");
-                alone.push(payload.clone());
-                let timestamp = u32::from(n) * OPUS;
-                let frame = OutPacket { payload_type: 96, marker: n == 0, sequence: n, timestamp, payload };
-                let now = start + 20 * MS * u32::from(n);
-                packets.push(now, frame, true);
-                left.extend(leaves(&mut packets, now, now + 20 * MS));
-            }
-            assert_eq!(left.len(), 60 / count, "{count}");
-            let decode = |payloads: &mut dyn Iterator<Item = &Bytes>| {
-                let mut decoder = opus::Decoder::new(24_000, opus::Channels::Mono).expect("a decoder");
-                let mut sound = Vec::new();
-                for payload in payloads {
-                    let mut pcm = vec![0_i16; 2_880];
-                    let samples = decoder.decode(payload, &mut pcm, false).expect("a packet");
-                    sound.extend_from_slice(&pcm[..samples]);
-                }
-                sound
-            };
-            let (together, one_by_one) =
-                (decode(&mut left.iter().map(|(_, packet)| &packet.payload)), decode(&mut alone.iter()));
-            assert_eq!(together, one_by_one, "{bitrate} {count}: the same sound");
-            assert!(bitrate < 100_000 || alone.iter().any(|payload| payload.len() > 253), "lengths of two octets, too");
-            for pair in left.windows(2) {
-                assert_eq!(pair[1].1.timestamp, pair[0].1.timestamp + OPUS * count as u32);
-                assert_eq!(
-                    (pair[1].1.sequence, pair[1].0 - pair[0].0),
-                    (pair[0].1.sequence + 1, 20 * MS * count as u32)
+        let mut encoder = Encoder::new(&format, settings).expect("a codec");
+        encoder.report_loss(loss).expect("reported");
+        let (mut packets, start) = (Packets::new(length(Codec::Opus, ms)), clock::now());
+        let (mut left, mut encoded) = (Vec::new(), Vec::new());
+        for n in 0..60_u16 {
+            let tone =
+                |k: usize| 0.3 * ((usize::from(n) * 480 + k) as f32 * 0.115).sin() + 0.1 * (k as f32 * 1.7).sin();
+            let payload = encoder.encode(&std::array::from_fn::<f32, 480, _>(tone)).expect("encodes");
+            encoded.push(payload.clone());
+            let timestamp = u32::from(n) * 2 * OPUS_TEN;
+            let frame = OutPacket { payload_type: 96, marker: n == 0, sequence: n, timestamp, payload };
+            let now = start + FRAME * u32::from(n);
+            packets.push(now, frame, true);
+            left.extend(leaves(&mut packets, now, now + FRAME));
+        }
+        left.extend(leaves(&mut packets, start + FRAME * 60, start + FRAME * 70));
+        (left, encoded)
+    }
+
+    fn came(packet: &OutPacket, arrived: Instant) -> InPacket {
+        let OutPacket { payload_type, marker, sequence, timestamp, payload } = packet.clone();
+        InPacket { payload_type, marker, sequence, timestamp, ssrc: 1, arrived, payload }
+    }
+
+    fn decoded(payloads: impl Iterator<Item = Bytes>) -> Vec<i16> {
+        let mut decoder = opus::Decoder::new(24_000, opus::Channels::Mono).expect("a decoder");
+        let mut sound = Vec::new();
+        for payload in payloads {
+            let mut pcm = vec![0_i16; 2_880];
+            let samples = decoder.decode(&payload, &mut pcm, false).expect("a packet");
+            sound.extend_from_slice(&pcm[..samples]);
+        }
+        sound
+    }
+
+    #[test]
+    fn opus_frames_share_packets_that_any_decoder_takes() {
+        // In the profile for clean networks and in that for lossy ones, and with lengths of two octets.
+        for (bitrate, loss) in [(32_000, 0.0), (32_000, 0.1), (160_000, 0.0), (400_000, 0.0)] {
+            for ms in [10, 30, 40, 60] {
+                let (left, encoded) = tone_in(ms, OpusSettings { bitrate, ..OpusSettings::default() }, loss);
+                let together = decoded(left.iter().map(|(_, packet)| packet.payload.clone()));
+                assert!(together.iter().any(|sample| sample.unsigned_abs() > 5_000));
+                assert!(together == decoded(encoded.iter().cloned()), "{bitrate} {loss} {ms}: the same sound");
+                assert!(bitrate < 100_000 || encoded.iter().any(|payload| payload.len() > 253));
+                assert!(left[0].1.marker);
+                // The lossy profile changes its mode once: a packet ends there.
+                assert!(
+                    left.len() == 1_200 / usize::from(ms) || loss > 0.0 && left.len() == 1_200 / usize::from(ms) + 1
                 );
+                for pair in left.windows(2) {
+                    let ((at, one), (then, other)) = (&pair[0], &pair[1]);
+                    let length = opus::packet::get_nb_samples(&one.payload, 48_000).expect("a packet") as u32;
+                    assert_eq!(other.timestamp, one.timestamp + length, "{ms}");
+                    assert_eq!((other.sequence, other.marker), (one.sequence + 1, false), "{ms}");
+                    assert!(loss > 0.0 || *then - *at == MS * u32::from(ms), "{ms}");
+                }
+                // Our own ear takes them as well, and a lost one is as long as the others.
+                let mut inbound = Inbound::new(Codec::Opus).expect("a codec");
+                let mut heard = 0;
+                for (n, (at, packet)) in left.iter().enumerate().filter(|(n, _)| *n != 5) {
+                    inbound.push(came(packet, *at));
+                    heard += std::iter::from_fn(|| inbound.poll(*at + MS * 1_000 * n as u32)).count();
+                }
+                assert!(heard == 60 || loss > 0.0, "{ms}: {heard}");
             }
+        }
+    }
+
+    #[test]
+    fn pairs_are_taken_apart_and_nothing_else_is() {
+        let payload = |octets: &[u8]| Bytes::copy_from_slice(octets);
+        assert_eq!(halves(&payload(&[10, 1, 7, 8, 9])), Some([payload(&[8, 7]), payload(&[8, 8, 9])]));
+        for octets in [&[][..], &[2], &[2, 252], &[2, 5, 1], &[3, 1, 1], &[8, 1, 1], &[9, 1, 1]] {
+            assert_eq!(halves(&payload(octets)), None, "{octets:?}");
+        }
+        // One of 20 ms among pairs, where the mode has changed, keeps its place and its length.
+        let opus = |n: u16, octets: &[u8]| OutPacket {
+            payload_type: 96,
+            marker: n == 0,
+            sequence: n,
+            timestamp: u32::from(n) * 2 * OPUS_TEN,
+            payload: payload(octets),
+        };
+        let (mut packets, now) = (Packets::new(Some(Length::ShortFrames(3))), clock::now());
+        packets.push(now, opus(0, &[10, 1, 0, 1]), true);
+        packets.push(now + FRAME, opus(1, &[16, 2]), true);
+        packets.push(now + FRAME * 2, opus(2, &[10, 1, 3, 4]), true);
+        packets.push(now + FRAME * 3, opus(3, &[10, 1, 5, 6]), true);
+        let left = leaves(&mut packets, now + FRAME * 3, now + FRAME * 4);
+        let parts: Vec<_> = left.iter().map(|(_, p)| (p.sequence, p.timestamp / OPUS_TEN, &p.payload[..])).collect();
+        let together = [11, 0x83, 1, 1, 3, 4, 5];
+        assert_eq!(parts, [(0, 0, &[11, 0x82, 1, 0, 1][..]), (1, 2, &[16, 2]), (2, 4, &together)]);
+        // The last holds half of frame 3.
+        assert_eq!([0, 1, 2].map(|number| packets.acknowledged(number)), [0, 1, 2]);
+    }
+
+    #[test]
+    fn the_end_of_what_is_said_leaves_without_the_rest_of_its_packet() {
+        for (wanted, frames) in [(Length::Frames(3), 4), (Length::ShortFrames(3), 2), (Length::Tens(6), 4)] {
+            let (mut packets, start) = (Packets::new(Some(wanted)), clock::now());
+            let mut last = start;
+            for n in 0..frames {
+                let payload = match wanted {
+                    Length::Tens(_) => frame(n).payload,
+                    Length::Frames(_) => Bytes::from_static(&[8, 1]),
+                    Length::ShortFrames(_) => Bytes::from_static(&[10, 1, 1, 1]),
+                };
+                last = start + FRAME * u32::from(n);
+                let ticks = if matches!(wanted, Length::Tens(_)) { 160 } else { 2 * OPUS_TEN };
+                let timestamp = u32::from(n) * ticks;
+                let frame = OutPacket { payload_type: 0, marker: n == 0, sequence: n, timestamp, payload };
+                packets.push(last, frame, true);
+            }
+            let left = leaves(&mut packets, last, last + 200 * MS);
+            assert_eq!(left.len(), 2, "{wanted:?}");
+            assert!(left[1].0 <= last + 100 * MS && packets.deadline().is_none(), "{wanted:?}");
         }
     }
 
@@ -364,7 +518,7 @@ mod tests {
             payload_type: 96,
             marker,
             sequence: n,
-            timestamp: u32::from(n) * OPUS,
+            timestamp: u32::from(n) * 2 * OPUS_TEN,
             payload: Bytes::from(vec![toc, n as u8]),
         };
         packets.push(now, opus(0, true, 0xf8), true);

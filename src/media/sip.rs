@@ -52,7 +52,7 @@ use self::{
 use super::{
     decode::COMFORT_NOISE,
     leg::{Arrivals, Codec, InPacket, LegEnd, LegEvent, MediaFormat, MediaLeg, OutPacket},
-    packets::{Packets, length},
+    packets::{Packets, length, short_frames},
     rtcp::Rtcp,
 };
 use crate::clock::{self, Sparse};
@@ -125,7 +125,7 @@ impl SipLeg {
         let counters = Counters::new(trunk.as_ref(), codec(agreed.codec));
         Ok(SipLeg {
             format: format(&agreed),
-            packets: length(&agreed).map(|length| Packets::new(Some(length))),
+            packets: length(codec(agreed.codec), agreed.ptime).map(|length| Packets::new(Some(length))),
             noise: Noise::default(),
             latch: Latch::new(peer, agreed.remote_rtp),
             rtcp_source: None,
@@ -244,7 +244,7 @@ impl SipLeg {
         // As with RTP: a new description may move it.
         self.rtcp_source = None;
         let format = format(&agreed);
-        match (&mut self.packets, length(&agreed)) {
+        match (&mut self.packets, length(codec(agreed.codec), agreed.ptime)) {
             (Some(packets), tens) => packets.set(clock::now(), tens),
             (packets, Some(tens)) => *packets = Some(Packets::new(Some(tens))),
             (None, None) => {}
@@ -582,6 +582,7 @@ fn format(agreed: &Agreed) -> MediaFormat {
         opus_fec: agreed.opus.fec,
         // Trunks take a gap for a broken path, and NAT for an unused one.
         continuous: true,
+        short_frames: short_frames(codec(agreed.codec), agreed.ptime),
     }
 }
 

@@ -215,7 +215,7 @@ pub struct TrunkConfig {
     /// Codecs to offer there, in order; empty: those of `[sip]`.
     #[serde(default)]
     pub codecs: Vec<CodecName>,
-    /// Milliseconds of audio in a packet, where the carrier asks for nothing else: 10, 20, 30, 40 or 60. Opus has 20.
+    /// Milliseconds of audio in a packet, where the carrier asks for nothing else: 10, 20, 30, 40 or 60.
     #[serde(default = "ptime", deserialize_with = "packet_time")]
     pub ptime: u16,
     /// Whether silence is sent as comfort noise (RFC 3389) where the carrier takes it, with G.711 in packets of 20 ms.

@@ -296,6 +296,7 @@ impl Connection {
                 telephone_event,
                 opus_fec: offer.opus_fec,
                 continuous: false,
+                short_frames: false,
             },
             red,
             ssrc: self.ssrc,

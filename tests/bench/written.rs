@@ -100,6 +100,7 @@ impl Call {
             telephone_event: None,
             opus_fec: false,
             continuous: false,
+            short_frames: false,
         };
         let meta = CallMeta {
             id: CallId::random(),

@@ -8,9 +8,13 @@ use crate::support::{
 };
 use crate::wire;
 use antiphon::{
-    media::leg::{LegEvent, MediaLeg},
+    media::{
+        encode::{Encoder, OpusSettings},
+        leg::{Codec, LegEvent, MediaLeg, OutPacket},
+    },
     sip::{SipConfig, TrunkConfig},
 };
+use antiphon_loadgen as loadgen;
 use tokio::net::UdpSocket;
 
 /// One G.711 packet.
@@ -121,30 +125,44 @@ async fn a_trunk_that_must_encrypt_does_not_call_in_plain() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn packets_are_as_long_as_the_peer_wants_them() {
     let (endpoint, mut calls) = wire::endpoint().await;
-    for ms in [10, 30, 40, 60] {
+    let opus = "a=rtpmap:111 opus/48000/2\r\n";
+    for (codec, ms) in [Codec::Pcmu, Codec::Opus].into_iter().flat_map(|codec| [10, 30, 40, 60].map(|ms| (codec, ms))) {
         let caller = socket("127.0.0.1").await;
         let port = caller.local_addr().expect("bound").port();
-        let mut raw = Raw::new(endpoint.local_udp().expect("bound"), &format!("ptime-{ms}")).await;
+        let mut raw = Raw::new(endpoint.local_udp().expect("bound"), &format!("ptime-{ms}-{}", codec.label())).await;
         let wish = format!("a=ptime:{ms}\r\n");
-        let (ok, mut leg) = called(&mut raw, &mut calls, "", &sdp(port, &wish)).await;
+        let offer = match codec {
+            Codec::Opus => sdp(port, &format!("{opus}{wish}")).replace("AVP 0", "AVP 111"),
+            _ => sdp(port, &wish),
+        };
+        let (ok, mut leg) = called(&mut raw, &mut calls, "", &offer).await;
         assert!(body(&ok).contains(&wish), "{ok}");
+        assert_eq!(leg.format().codec, codec);
+        let mut encoder = Encoder::new(leg.format(), OpusSettings::default()).expect("a codec");
         let talks = tokio::spawn(async move {
             for n in 0..50 {
-                leg.send(packet(&leg, n, &[7; 160])).await.expect("up");
+                leg.send(OutPacket { payload: encoder.silence().expect("encodes"), ..packet(&leg, n, &[]) })
+                    .await
+                    .expect("up");
                 // Packets whose time has not come leave while the leg is listened to.
                 tokio::time::timeout(std::time::Duration::from_millis(20), leg.recv()).await.ok();
             }
             leg
         });
+        let spoken = loadgen::codec::Codec::named(codec.label()).expect("known");
+        let mut decoder = loadgen::codec::Decoder::new(spoken, 48_000).expect("a codec");
         let mut buffer = [0; 2_048];
         let mut next = None;
         for _ in 0..8 {
             let (length, _) = limited(caller.recv_from(&mut buffer)).await.expect("the caller hears");
-            assert_eq!(length, 12 + 8 * ms, "{ms}");
+            let mut pcm = Vec::new();
+            decoder.decode(&buffer[12..length], &mut pcm).expect("decodes");
+            assert_eq!(pcm.len(), ms * decoder.rate() as usize / 1_000, "{codec:?} {ms}");
             let sequence = u16::from_be_bytes([buffer[2], buffer[3]]);
             let timestamp = u32::from_be_bytes([buffer[4], buffer[5], buffer[6], buffer[7]]);
-            assert_eq!(next.unwrap_or((sequence, timestamp)), (sequence, timestamp), "{ms}");
-            next = Some((sequence.wrapping_add(1), timestamp.wrapping_add(8 * ms as u32)));
+            assert_eq!(next.unwrap_or((sequence, timestamp)), (sequence, timestamp), "{codec:?} {ms}");
+            let ticks = codec.clock_rate() / 1_000 * ms as u32;
+            next = Some((sequence.wrapping_add(1), timestamp.wrapping_add(ticks)));
         }
         drop(limited(talks).await.expect("no panic"));
     }

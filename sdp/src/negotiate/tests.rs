@@ -87,8 +87,10 @@ fn packets_are_as_long_as_the_peer_wishes_and_can_take() {
         ("a=ptime:60\r\na=maxptime:40\r\n", Codec::Pcma, 40),
         ("a=ptime:60\r\n", Codec::Opus, 60),
         ("a=ptime:60\r\na=maxptime:40\r\n", Codec::Opus, 40),
-        ("a=ptime:30\r\n", Codec::Opus, 20),
-        ("a=ptime:10\r\n", Codec::Opus, 20),
+        ("a=ptime:30\r\n", Codec::Opus, 30),
+        ("a=ptime:10\r\n", Codec::Opus, 10),
+        ("a=ptime:60\r\na=maxptime:10\r\n", Codec::Opus, 10),
+        ("a=ptime:3\r\n", Codec::Opus, 10),
     ] {
         let mut both = with_policy(Policy { codecs: vec![codec], ptime: 30, ..Policy::default() });
         let asked = offer(&format!("m=audio 4000 RTP/AVP 8 111\r\na=rtpmap:111 opus/48000/2\r\n{lines}"));

@@ -16,7 +16,14 @@ use crate::media::playout::Playout;
 use crate::turn::{SpeechSink, StreamId, Utterance};
 
 pub(crate) fn format(codec: Codec) -> MediaFormat {
-    MediaFormat { codec, payload_type: 0, telephone_event: None, opus_fec: false, continuous: false }
+    MediaFormat {
+        codec,
+        payload_type: 0,
+        telephone_event: None,
+        opus_fec: false,
+        continuous: false,
+        short_frames: false,
+    }
 }
 
 pub(super) fn playout() -> Playout {

@@ -118,8 +118,14 @@ struct Far {
 fn leg(fault: Fault) -> (Loop, Far) {
     let (events, theirs) = mpsc::channel(16);
     let (packets, ours) = mpsc::channel(1_024);
-    let format =
-        MediaFormat { codec: Codec::Pcmu, payload_type: 0, telephone_event: None, opus_fec: false, continuous: false };
+    let format = MediaFormat {
+        codec: Codec::Pcmu,
+        payload_type: 0,
+        telephone_event: None,
+        opus_fec: false,
+        continuous: false,
+        short_frames: false,
+    };
     // overflow: fails the test
     events.try_send(LegEvent::Connected).unwrap();
     (Loop { format, events: theirs, packets, fault }, Far { events, packets: ours })

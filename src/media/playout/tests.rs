@@ -7,7 +7,14 @@ use crate::media::leg::Codec;
 const MS: Duration = Duration::from_millis(1);
 
 fn format(codec: Codec, continuous: bool) -> MediaFormat {
-    MediaFormat { codec, payload_type: 96, telephone_event: Some((101, 8_000)), opus_fec: false, continuous }
+    MediaFormat {
+        codec,
+        payload_type: 96,
+        telephone_event: Some((101, 8_000)),
+        opus_fec: false,
+        continuous,
+        short_frames: false,
+    }
 }
 
 fn frame(owner: u64) -> Frame {
