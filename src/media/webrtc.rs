@@ -23,7 +23,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ::webrtc::data_channel::{DataChannel, DataChannelEvent};
 use ::webrtc::error::Error;
@@ -34,9 +34,11 @@ use ::webrtc::peer_connection::PeerConnection;
 use futures_util::FutureExt;
 use rtc::rtp;
 use tokio::sync::{mpsc, watch};
+use tokio::time::sleep_until;
 
 use crate::clock;
 use crate::media::leg::{InPacket, LegEnd, LegEvent, MediaFormat, MediaLeg, OutPacket, PeerReport};
+use crate::media::packets::{self, Packets};
 use crate::media::red;
 use rtvi::{Asked, Rtvi};
 
@@ -113,12 +115,16 @@ pub struct Parts {
     pub reports: watch::Receiver<Option<PeerReport>>,
     /// Whether the offer has a section for data channels, so that `agent` may still open.
     pub channels: bool,
+    /// Milliseconds of audio in a packet that we send: 10, 20, 30, 40 or 60.
+    pub ptime: u16,
 }
 
 /// A browser call's media. Dropping it ends the session.
 pub struct WebRtcLeg {
     format: MediaFormat,
     red: Option<Redundancy>,
+    /// Where the peer wants packets that are not as long as frames.
+    packets: Option<Packets>,
     ssrc: u32,
     connection: Arc<dyn PeerConnection>,
     track: Arc<TrackLocalStaticRTP>,
@@ -151,7 +157,9 @@ impl WebRtcLeg {
         // It may have moved before this subscription.
         seen.mark_changed();
         let audio = parts.format.payload_type;
+        let length = packets::length(parts.format.codec, parts.ptime);
         Self {
+            packets: length.map(|length| Packets::new(Some(length))),
             format: parts.format,
             red: parts.red.map(|number| Redundancy::new(number, audio)),
             ssrc: parts.ssrc,
@@ -178,6 +186,30 @@ impl WebRtcLeg {
     /// Where the leg of a new connection is put that is to go on in place of this one.
     pub fn heir(&self) -> Heir {
         self.succession.heir()
+    }
+
+    /// Sends the packets that are due, of those that are not as long as frames.
+    fn send_due(&mut self, now: Instant) -> Result<(), LegEnd> {
+        while let Some(packet) = self.packets.as_mut().and_then(|packets| packets.poll(now)) {
+            self.transmit(packet)?;
+        }
+        Ok(())
+    }
+
+    fn transmit(&mut self, packet: OutPacket) -> Result<(), LegEnd> {
+        let packet = match &mut self.red {
+            Some(red) => red.sender.add(packet),
+            None => packet,
+        };
+        // overflow: drops (counted). The queue to the driver holds 256 packets, five seconds of audio.
+        match self.track.write_rtp(packet.with_ssrc(self.ssrc)).now_or_never() {
+            Some(Ok(())) => Ok(()),
+            Some(Err(_)) => Err(self.progress.borrow().ended().unwrap_or(LegEnd::Failed)),
+            None => {
+                lost("queue_full");
+                Ok(())
+            }
+        }
     }
 
     /// `None`: not for the call.
@@ -269,17 +301,13 @@ impl MediaLeg for WebRtcLeg {
             }
             Progress::Connected => {}
         }
-        let packet = match &mut self.red {
-            Some(red) => red.sender.add(packet),
-            None => packet,
-        };
-        // overflow: drops (counted). The queue to the driver holds 256 packets, five seconds of audio.
-        match self.track.write_rtp(packet.with_ssrc(self.ssrc)).now_or_never() {
-            Some(Ok(())) => Ok(()),
-            Some(Err(_)) => Err(self.progress.borrow().ended().unwrap_or(LegEnd::Failed)),
-            None => {
-                lost("queue_full");
-                Ok(())
+        let audio = packet.payload_type == self.format.payload_type;
+        match &mut self.packets {
+            None => self.transmit(packet),
+            Some(packets) => {
+                let now = clock::now();
+                packets.push(now, packet, audio);
+                self.send_due(now)
             }
         }
     }
@@ -308,6 +336,7 @@ impl MediaLeg for WebRtcLeg {
             if let Some(packet) = self.red.as_mut().and_then(|red| red.opened.pop_front()) {
                 return LegEvent::Rtp(packet);
             }
+            let due = self.packets.as_ref().and_then(Packets::deadline);
             let event = tokio::select! {
                 changed = self.seen.changed() => match (changed, *self.seen.borrow_and_update()) {
                     (Ok(()), Progress::Connected) => Some(LegEvent::Connected),
@@ -350,13 +379,21 @@ impl MediaLeg for WebRtcLeg {
                 event = next_of_channel(self.channel.as_deref()) => self.on_channel(event),
                 changed = self.reports.changed(), if !self.reports_over => {
                     self.reports_over = changed.is_err();
-                    let report = *self.reports.borrow_and_update();
+                    let mut report = *self.reports.borrow_and_update();
                     if let (Some(red), Some(report)) = (&mut self.red, &report) {
                         red.sender.report(report.fraction_lost);
+                    }
+                    if let (Some(packets), Some(report)) = (&mut self.packets, &mut report) {
+                        report.highest_sequence = packets.acknowledged(report.highest_sequence);
                     }
                     report.map(LegEvent::Report)
                 }
                 () = self.outbox.drive(self.channel.as_ref()) => None,
+                () = at(due) => {
+                    let sent = self.send_due(clock::now());
+                    self.closed = sent.is_err();
+                    sent.err().map(LegEvent::Closed)
+                }
                 next = self.succession.next() => {
                     self.succeed(*next);
                     None
@@ -421,6 +458,13 @@ impl Redundancy {
 
 fn lost(reason: &'static str) {
     metrics::counter!("antiphon_webrtc_packets_lost_total", "reason" => reason).increment(1);
+}
+
+async fn at(due: Option<Instant>) {
+    match due {
+        Some(due) => sleep_until(due.into()).await,
+        None => pending().await,
+    }
 }
 
 /// Cancel safe: the connection's queue is only read when it is ready.

@@ -51,6 +51,7 @@ use super::trickle::candidate_lines;
 use super::{IceServer, WebRtcError};
 use crate::clock;
 use crate::media::leg::{Codec, LegEnd, MediaFormat};
+use crate::media::packets::short_frames;
 use crate::media::webrtc::{Arrival, Driver, Parts, Progress, Reports, rtvi};
 use crate::reach::{self, Scope};
 
@@ -296,7 +297,7 @@ impl Connection {
                 telephone_event,
                 opus_fec: offer.opus_fec,
                 continuous: false,
-                short_frames: false,
+                short_frames: short_frames(offer.codec, offer.ptime),
             },
             red,
             ssrc: self.ssrc,
@@ -307,6 +308,7 @@ impl Connection {
             arrivals,
             reports: self.reports.clone(),
             channels: offer.channels,
+            ptime: offer.ptime,
         })
     }
 }

@@ -35,6 +35,8 @@ pub(super) struct Offer {
     pub(super) red: Option<(u8, u8)>,
     /// Whether there is a section for data channels.
     pub(super) channels: bool,
+    /// Milliseconds of audio in the packets that we send.
+    pub(super) ptime: u16,
 }
 
 /// Remote candidates of one generation; a browser has a dozen.
@@ -62,6 +64,7 @@ impl Offer {
             opus_fec: false,
             red: None,
             channels: false,
+            ptime: 20,
         };
         let mut audio: Option<Audio> = None;
         let mut in_audio = false;
@@ -125,6 +128,7 @@ impl Offer {
         }
         offer.codec = codec;
         offer.opus_fec = audio.fec.contains(&number);
+        offer.ptime = sdp::packet_time(audio.ptime, audio.maxptime, offer.ptime);
         // RFC 4733 section 2.4.1.1: of the clock of the sound beside them, where there are such.
         let events =
             audio.events.iter().max_by_key(|(_, clock)| *clock == codec.clock_rate()).map(|(number, _)| *number);
@@ -171,6 +175,7 @@ impl Offer {
             opus_fec: self.opus_fec,
             red: self.red,
             channels: self.channels,
+            ptime: self.ptime,
         }
     }
 }
@@ -188,6 +193,9 @@ struct Audio {
     red: Vec<u8>,
     /// Parameters that may say what is copied.
     copies: Vec<(u8, String)>,
+    /// Milliseconds that the peer wishes in a packet, and can take.
+    ptime: Option<u16>,
+    maxptime: Option<u16>,
     deaf: bool,
 }
 
@@ -222,6 +230,8 @@ impl Audio {
                     self.copies.push((payload_type, parameters.to_owned()));
                 }
             }
+            "ptime" => self.ptime = value.trim().parse().ok(),
+            "maxptime" => self.maxptime = value.trim().parse().ok(),
             "sendonly" | "inactive" => self.deaf = true,
             _ => {}
         }
@@ -411,6 +421,23 @@ mod tests {
             let offer = with(other);
             assert_eq!(offer.red, None, "{other}");
             assert!(!offer.text.contains(":63 ") && offer.text.contains("SAVPF 111\r\n"), "{}", offer.text);
+        }
+    }
+
+    #[test]
+    fn packets_are_as_long_as_the_audio_section_wants_them() {
+        for (lines, ms) in [
+            ("", 20),
+            ("a=ptime:10\r\n", 10),
+            ("a=ptime:30\r\na=maxptime:60\r\n", 30),
+            ("a=maxptime:60\r\n", 20),
+            ("a=ptime:60\r\na=maxptime:50\r\n", 40),
+            ("a=ptime:x\r\na=maxptime:\r\n", 20),
+            ("m=video 9 UDP/TLS/RTP/SAVPF 96\r\na=ptime:60\r\n", 20),
+        ] {
+            let offer = Offer::read(&format!("{OFFER}{lines}")).expect("good");
+            assert_eq!(offer.ptime, ms, "{lines}");
+            assert_eq!(offer.restarted("wxyz", "abcdefghijklmnopqrstuv").ptime, ms);
         }
     }
 

@@ -154,6 +154,37 @@ async fn one_socket_carries_both_families() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn packets_are_as_long_as_the_offer_wants_them() {
+    let gateway = gateway(WebRtcConfig::default()).await;
+    // Frames of 20 ms go in, two of 10 ms each where 30 are wanted of Opus; what comes out is counted in frames of `each` ticks.
+    let (law, pair) = ((Spoken::Pcmu, 0, vec![0xff; 160], 160), (Spoken::Opus, PEER_OPUS, vec![10, 1, 7, 8], 960));
+    for ((codec, audio, frame, ticks), wish, ms, last) in [
+        (law.clone(), "a=ptime:10\r\n", 10, 80),
+        (law, "a=ptime:60\r\na=maxptime:40\r\n", 40, 320),
+        (pair, "a=ptime:30\r\n", 30, 7),
+    ] {
+        let mut peer = Peer::shaped(Shape { codec, audio, ..Shape::default() }, None).await;
+        let rtpmap = format!("a=rtpmap:{audio} ");
+        let offer = peer.offer().await.replace(&rtpmap, &format!("{wish}{rtpmap}"));
+        let answered = gateway.answer(&offer).await.expect("a good offer");
+        assert_eq!(answered.leg.format().short_frames, codec == Spoken::Opus);
+        let mut call = echo(answered.leg);
+        peer.accept(&answered.sdp).await;
+        peer.state(RTCPeerConnectionState::Connected).await;
+        call.next(is_connected).await;
+        for n in 0..6 {
+            peer.send(n, u32::from(n) * ticks, &frame).await;
+        }
+        for n in 0..120 / ms {
+            let packet = peer.next_rtp().await;
+            assert_eq!(u32::from(packet.header.sequence_number), n, "{wish}");
+            assert_eq!(packet.header.timestamp, n * ms * ticks / 20, "{wish}");
+            assert_eq!(packet.payload.len(), last, "{wish}");
+        }
+    }
+}
+
 /// Devices and gateways of telephones that have no Opus.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_peer_without_opus_is_spoken_to_in_what_it_has() {
