@@ -4,7 +4,7 @@
 //! Modules, lower layers first; each names only those of lower layers (`tests/rules/layers.rs` holds the order, and that all
 //! are named here):
 //!
-//! - [`file`]: files that are there whole or not at all
+//! - [`file`]: files that are there whole or not at all; [`weights_file`]: those of weights, which are not mapped
 //! - [`clock`], [`audio`], [`secret`]: time, units of sound, values that never show in logs; [`seats`]: limits that may change; [`node`]: ids that carry a
 //!   machine; [`reach`]: which addresses a peer may name; [`host`]: hosts as operators write them; [`pem`]: certificates and
 //!   keys from files; [`fault`]: panics for
@@ -67,3 +67,4 @@ pub mod turn;
 pub mod voice;
 pub mod webhook;
 pub mod webrtc;
+pub mod weights_file;

@@ -2,26 +2,29 @@
 //! what somebody needs who does).
 //!
 //! Owns the walk over the file's protobuf records and the report of what does not fit. Never computes, never
-//! copies a weight before it is asked for.
+//! keeps a weight before it is asked for.
 //!
-//! Contract: [`Model::open`] maps and indexes a file; a network then asks a [`Binder`] for its parameters by
+//! Contract: [`Model::open`] indexes a file; a network then asks a [`Binder`] for its parameters by
 //! *node* name, with the shapes it expects, and [`Binder::finish`] names every missing, misshapen and left-over
-//! one in a single report. Afterwards [`Model::tensor`] cannot fail for a bound weight but for lack of memory.
+//! one in a single report. Afterwards [`Model::tensor`] cannot fail for a bound weight but for lack of memory, or
+//! because somebody has written to the file meanwhile.
 //!
 //! # Why
 //! - Node names keep the module path of the original network; names of initialisers with folded normalisation are
 //!   numbers that change with every export.
 //! - A hand-written walk of about a dozen record kinds (field numbers of `onnx.proto3`) instead of a protobuf
-//!   library: the file is 970 MB, and a decoder into structs would hold it twice.
+//!   library: the file is 970 MB, and a decoder into structs would hold it twice. The walk has the file in memory, and
+//!   gives it back before the first weight is read.
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
 use half::f16;
-use memmap2::Mmap;
+
+use crate::weights_file::{Source, WeightsFile};
 
 pub mod stored;
 mod wire;
@@ -62,10 +65,10 @@ pub enum OnnxError {
     },
 }
 
-/// A mapped and indexed file.
+/// An indexed file.
 pub struct Model {
     path: PathBuf,
-    map: Mmap,
+    source: Box<dyn Source + Send + Sync>,
     nodes: HashMap<String, Node>,
     /// Names of the nodes as the file has them: each behind those that it depends on.
     order: Vec<String>,
@@ -111,32 +114,30 @@ enum Kind {
 }
 
 impl Model {
-    /// Maps the file and indexes its graph.
+    /// Reads the file and indexes its graph.
     ///
     /// # Errors
     /// The file cannot be opened, or is no ONNX model with its weights inside.
     pub fn open(path: &Path) -> Result<Self, OnnxError> {
         let io = |source| OnnxError::Io { path: path.to_owned(), source };
-        let file = File::open(path).map_err(io)?;
-        // SAFETY: the mapping is private and read-only and lives as long as the model; all reads go through
-        // bounds-checked slices of it. A file that is cut short by someone else while it is mapped would raise
-        // SIGBUS: checkpoints are replaced by renaming, never rewritten in place.
-        #[expect(unsafe_code, reason = "mapping a file; the invariant is above")]
-        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-        Self::read_map(path, map)
+        let file = WeightsFile::open(path).map_err(io)?;
+        let mut bytes = vec![0; file.size()];
+        file.read(&mut bytes, 0).map_err(io)?;
+        Self::of(path, &bytes, Box::new(file))
     }
 
-    fn read_map(path: &Path, map: Mmap) -> Result<Self, OnnxError> {
+    /// The model of `bytes`, which `source` gives again later.
+    fn of(path: &Path, bytes: &[u8], source: Box<dyn Source + Send + Sync>) -> Result<Self, OnnxError> {
         let mut model = Self {
             path: path.to_owned(),
-            map,
+            source,
             nodes: HashMap::new(),
             order: Vec::new(),
             initialisers: HashMap::new(),
             constants: HashMap::new(),
             aliases: HashMap::new(),
         };
-        model.index().map_err(|reason| OnnxError::Format { path: path.to_owned(), reason })?;
+        model.index(bytes).map_err(|reason| OnnxError::Format { path: path.to_owned(), reason })?;
         Ok(model)
     }
 
@@ -171,7 +172,7 @@ impl Model {
     /// Copies a bound weight into a tensor.
     ///
     /// # Errors
-    /// Not enough memory.
+    /// Not enough memory, or somebody has written to the file.
     pub fn tensor(&self, weight: &Weight) -> candle_core::Result<Tensor> {
         let Some(entry) = &weight.entry else {
             candle_core::bail!("a weight that was never bound is used");
@@ -180,8 +181,7 @@ impl Model {
         Tensor::from_vec(values, entry.dims.as_slice(), &Device::Cpu)
     }
 
-    fn index(&mut self) -> Result<(), String> {
-        let bytes = &self.map[..];
+    fn index(&mut self, bytes: &[u8]) -> Result<(), String> {
         let mut graphs = 0;
         let mut seen = 0;
         for field in Message::new(bytes, 0..bytes.len()) {
@@ -237,11 +237,17 @@ impl Model {
         None
     }
 
+    /// The bytes of one range of an entry's values.
+    fn bytes(&self, entry: &Entry, range: &Range<usize>) -> Result<Cow<'_, [u8]>, String> {
+        let written = || format!("`{}` cannot be read any more: {} was written to", entry.name, self.path.display());
+        self.source.part(range.clone()).ok_or_else(written)
+    }
+
     fn read(&self, entry: &Entry) -> Result<Vec<f32>, String> {
         let elements = entry.elements();
         let mut out = Vec::with_capacity(elements);
         for range in &entry.values {
-            let bytes = &self.map[range.clone()];
+            let bytes = self.bytes(entry, range)?;
             match entry.kind {
                 Kind::F32 => out.extend(bytes.as_chunks().0.iter().copied().map(f32::from_le_bytes)),
                 Kind::F16 => out.extend(bytes.as_chunks().0.iter().map(|c| f16::from_le_bytes(*c).to_f32())),
@@ -348,11 +354,7 @@ impl Entry {
 
 /// Reads `bytes` as a model and every weight of it; for fuzzing.
 pub fn fuzz(bytes: &[u8]) {
-    // As a mapping, which a file's bytes are; an empty one cannot be made.
-    let Ok(mut map) = memmap2::MmapMut::map_anon(bytes.len().max(1)) else { return };
-    map[..bytes.len()].copy_from_slice(bytes);
-    let Ok(map) = map.make_read_only() else { return };
-    if let Ok(model) = Model::read_map(Path::new("fuzz"), map) {
+    if let Ok(model) = Model::of(Path::new("fuzz"), bytes, Box::new(bytes.to_vec())) {
         for (name, entry) in &model.initialisers {
             let _ = (model.read(entry), model.resolve(name), model.constant(name));
         }

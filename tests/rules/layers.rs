@@ -16,6 +16,7 @@ const GATEWAY: &[(&str, u32)] = &[
     ("reach", 1),
     ("seats", 1),
     ("secret", 1),
+    ("weights_file", 1),
     ("supervise", 1),
     ("audio_file", 2),
     ("handover", 2),

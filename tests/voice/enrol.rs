@@ -9,6 +9,7 @@ use antiphon::voice::cli::{self, Add, Command, Defaults, List, Remove};
 use antiphon::voice::decode::Recording;
 use antiphon::voice::enrol::{EnrolError, Enroller, Options, Request};
 use antiphon::voice::file::Voice;
+use antiphon::voice::onnx::Model;
 use antiphon::voice::random::{self, CamPlusSize, TokenizerSize};
 use antiphon::voice::store::{Store, VoiceName};
 
@@ -166,6 +167,19 @@ fn a_checkpoint_without_the_networks_is_named() {
     std::fs::copy(&b, empty.path().join("campplus.onnx")).expect("copy");
     let error = Enroller::open(empty.path()).err().expect("refused").to_string();
     assert!(error.contains("`/conv1/Conv` is missing") && error.contains("is not used"), "{error}");
+}
+
+#[test]
+fn a_network_whose_file_is_cut_short_while_it_is_used_says_so() {
+    let model = checkpoint();
+    let file = model.path().join("campplus.onnx");
+    let network = Model::open(&file).expect("it is whole");
+    let stored: Vec<&str> = network.in_order().flat_map(|node| network.stored_inputs(node)).collect();
+    assert!(!stored.is_empty() && stored.iter().all(|edge| matches!(network.stored(edge), Some(Ok(_)))));
+    // What is mapped would end the process here.
+    std::fs::OpenOptions::new().write(true).open(&file).and_then(|file| file.set_len(100)).expect("cut");
+    let said: Vec<String> = stored.iter().filter_map(|edge| network.stored(edge)?.err()).collect();
+    assert!(!said.is_empty() && said.iter().all(|why| why.contains("campplus.onnx was written to")), "{said:?}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use half::{bf16, f16};
 use safetensors::tensor::{Dtype, Metadata};
 
 use super::pickle::{self, Element, Object, Pickle, Stored};
-use super::weights_file::{Source, WeightsFile};
+use crate::weights_file::{Source, WeightsFile};
 
 /// One of the three state dicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

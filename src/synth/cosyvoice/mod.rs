@@ -35,7 +35,6 @@ pub mod text;
 pub mod times;
 pub mod verify;
 pub mod voices;
-pub mod weights_file;
 pub mod yaml;
 
 use std::path::Path;

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::weights_file::Source;
+use crate::weights_file::Source;
 
 /// Element types that occur in checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -49,7 +49,7 @@ impl Model {
     fn whole(&self, entry: &Entry) -> Result<Vec<i64>, String> {
         let mut out = entry.ints.clone();
         for range in &entry.values {
-            let bytes = &self.map[range.clone()];
+            let bytes = self.bytes(entry, range)?;
             match entry.kind {
                 Kind::U8 => out.extend(bytes.iter().map(|byte| i64::from(*byte))),
                 Kind::I8 => out.extend(bytes.iter().map(|byte| i64::from(byte.cast_signed()))),

@@ -31,6 +31,16 @@ impl Source for [u8] {
     }
 }
 
+impl Source for Vec<u8> {
+    fn size(&self) -> usize {
+        self.len()
+    }
+
+    fn part(&self, range: Range<usize>) -> Option<Cow<'_, [u8]>> {
+        self.as_slice().part(range)
+    }
+}
+
 /// A file as it was when it was opened.
 #[derive(Debug)]
 pub struct WeightsFile {
