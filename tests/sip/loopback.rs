@@ -330,7 +330,8 @@ async fn trunk_chooses_codecs_and_encryption() {
     let (b, mut calls) = start(loopback()).await;
     let mut secure = trunk(&b);
     secure.codecs = vec![CodecName::Pcma];
-    secure.srtp = toml::from_str::<TrunkConfig>("name=\"\"\nhost=\"192.0.2.1\"\nsrtp=\"required\"").expect("valid").srtp;
+    secure.srtp =
+        toml::from_str::<TrunkConfig>("name=\"\"\nhost=\"192.0.2.1\"\nsrtp=\"required\"").expect("valid").srtp;
     let (a, _) = start(SipConfig { trunk: vec![secure], ..loopback() }).await;
     let request = DialRequest {
         to: "+49 30".replace(' ', ""),
