@@ -8,7 +8,7 @@ use super::*;
 use crate::call::handle::Command;
 use crate::call::machine::{Machine, fixture};
 use crate::clock;
-use crate::media::leg::Codec;
+use crate::media::leg::{Codec, MediaFormat};
 
 struct Rig {
     machine: Machine,
@@ -20,7 +20,7 @@ struct Rig {
 impl Rig {
     fn new() -> Self {
         let now = clock::now();
-        let (machine, handle, inbox) = fixture::machine(now, &fixture::format(Codec::Pcmu));
+        let (machine, handle, inbox) = fixture::machine(now, &MediaFormat::plain(Codec::Pcmu));
         Self { machine, handle, inbox, now }
     }
 

@@ -323,14 +323,7 @@ mod tests {
     #[test]
     fn the_tone_of_a_key_is_not_heard_and_the_key_is() {
         let telephone_event = Some((101, 8_000));
-        let format = MediaFormat {
-            codec: Codec::Pcmu,
-            payload_type: 0,
-            telephone_event,
-            opus_fec: false,
-            continuous: true,
-            short_frames: false,
-        };
+        let format = MediaFormat { telephone_event, continuous: true, ..MediaFormat::plain(Codec::Pcmu) };
         let mut caller = CallerInput::new(&format, &CallConfig::default()).expect("a codec");
         let tap = TapSender::new();
         let mut tapped = tap.subscribe();
@@ -414,15 +407,7 @@ mod tests {
     /// What a call by telephone hears of somebody who says a sentence twice, `db` louder than it was recorded: its turns and
     /// the sound of its last second of voice for a recogniser, and the loudest sample that a tap had.
     fn turns_of(db: f32, agc: bool) -> (Vec<(Duration, bool)>, f32, i16) {
-        let telephone_event = None;
-        let format = MediaFormat {
-            codec: Codec::Pcmu,
-            payload_type: 0,
-            telephone_event,
-            opus_fec: false,
-            continuous: true,
-            short_frames: false,
-        };
+        let format = MediaFormat { continuous: true, ..MediaFormat::plain(Codec::Pcmu) };
         let mut caller = CallerInput::new(&format, &CallConfig { agc, ..CallConfig::default() }).expect("a codec");
         let (feed, mut frames) = Feed::detached();
         caller.hear(feed);

@@ -501,12 +501,13 @@ mod tests {
     use super::*;
     use crate::call::machine::fixture;
     use crate::clock;
+    use crate::media::leg::MediaFormat;
     use crate::telemetry::shown::Shown;
 
     #[tokio::test]
     async fn a_reader_of_a_calls_sound_that_falls_behind_misses_the_oldest_and_is_told_how_much() {
         let shown = Shown::here();
-        let (_machine, handle, _inbox) = fixture::machine(clock::now(), &fixture::format(Codec::Pcmu));
+        let (_machine, handle, _inbox) = fixture::machine(clock::now(), &MediaFormat::plain(Codec::Pcmu));
         let mut tap = MediaTap::new(handle.shared.clone(), false);
         let length = Duration::from_millis(20);
         for n in 0..2 * TAP_FRAMES as u32 {

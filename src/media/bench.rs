@@ -59,15 +59,7 @@ pub fn codecs(frames: usize) -> Result<Vec<Cost>, CodecError> {
         });
     }
     for codec in [Codec::Opus, Codec::G722, Codec::Pcmu, Codec::Pcma] {
-        let format = MediaFormat {
-            codec,
-            payload_type: 0,
-            telephone_event: None,
-            opus_fec: false,
-            continuous: false,
-            short_frames: false,
-        };
-        let mut encoder = Encoder::new(&format, OpusSettings::default())?;
+        let mut encoder = Encoder::new(&MediaFormat::plain(codec), OpusSettings::default())?;
         let mut payloads = Vec::with_capacity(frames);
         let took = timed(&speech, |frame| payloads.extend(encoder.encode(frame)));
         let bytes = payloads.iter().map(bytes::Bytes::len).sum::<usize>() as f64 / frames as f64;

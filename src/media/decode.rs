@@ -319,14 +319,7 @@ mod tests {
     const CODECS: [Codec; 4] = [Codec::Opus, Codec::G722, Codec::Pcmu, Codec::Pcma];
 
     fn encoder(codec: Codec) -> Encoder {
-        let format = MediaFormat {
-            codec,
-            payload_type: 0,
-            telephone_event: None,
-            opus_fec: true,
-            continuous: false,
-            short_frames: false,
-        };
+        let format = MediaFormat { opus_fec: true, ..MediaFormat::plain(codec) };
         Encoder::new(&format, OpusSettings::default()).unwrap()
     }
 

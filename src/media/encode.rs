@@ -326,14 +326,7 @@ mod tests {
     use super::*;
 
     fn format(codec: Codec) -> MediaFormat {
-        MediaFormat {
-            codec,
-            payload_type: 0,
-            telephone_event: None,
-            opus_fec: true,
-            continuous: false,
-            short_frames: false,
-        }
+        MediaFormat { opus_fec: true, ..MediaFormat::plain(codec) }
     }
 
     #[test]

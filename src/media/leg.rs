@@ -62,6 +62,13 @@ pub struct MediaFormat {
     pub short_frames: bool,
 }
 
+impl MediaFormat {
+    /// Payload type 0, no events, no FEC, nothing sent in silence: what a leg that has agreed on nothing more would have.
+    pub fn plain(codec: Codec) -> Self {
+        Self { codec, payload_type: 0, telephone_event: None, opus_fec: false, continuous: false, short_frames: false }
+    }
+}
+
 /// One RTP packet to send, without the fields the leg itself knows (SSRC, extensions, protection).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutPacket {

@@ -94,14 +94,7 @@ struct Call {
 impl Call {
     fn start(calls: &Calls) -> Self {
         let heard = Arc::new(Mutex::new(None));
-        let format = MediaFormat {
-            codec: Codec::Pcmu,
-            payload_type: 0,
-            telephone_event: None,
-            opus_fec: false,
-            continuous: false,
-            short_frames: false,
-        };
+        let format = MediaFormat::plain(Codec::Pcmu);
         let meta = CallMeta {
             id: CallId::random(),
             direction: Direction::Inbound,

@@ -67,21 +67,22 @@ async fn a_log_on_a_full_disk_stops_nothing_and_goes_on_with_room() {
     assert_eq!(program.terminate().await, Some(0));
 }
 
-/// Its weights are read from the file that was there, whatever has its name now.
+/// The CPU speaks with that model, as late as it likes.
+fn speak_with(config: &mut antiphon::config::Config, model: &std::path::Path) {
+    config.engine.kind = antiphon::config::EngineKind::Cosyvoice3;
+    config.engine.model = Some(model.to_owned());
+    config.engine.voice = Some("random".into());
+    config.engine.device = "cpu".into();
+    config.scheduler.first_audio_target_ms = 60_000;
+    config.scheduler.load_limit = 1.0;
+}
+
 /// As a copy does that is not careful: the same files, written anew from their beginning.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_that_is_written_over_under_a_gateway_ends_its_device_and_not_the_process() {
     let model = tempfile::tempdir().expect("a folder");
     write_model(model.path(), FITTING);
-    let rig = Rig::with(|config| {
-        config.engine.kind = antiphon::config::EngineKind::Cosyvoice3;
-        config.engine.model = Some(model.path().to_owned());
-        config.engine.voice = Some("random".into());
-        config.engine.device = "cpu".into();
-        config.scheduler.first_audio_target_ms = 60_000;
-        config.scheduler.load_limit = 1.0;
-    })
-    .await;
+    let rig = Rig::with(|config| speak_with(config, model.path())).await;
     let call = rig.telephone("silent", Codec::Pcmu).await;
     for entry in std::fs::read_dir(model.path()).expect("readable").flatten().filter(|entry| entry.path().is_file()) {
         std::fs::write(entry.path(), b"this is no model").expect("written");
@@ -104,18 +105,12 @@ async fn a_model_that_is_written_over_under_a_gateway_ends_its_device_and_not_th
     rig.app.drain().await;
 }
 
+/// Its weights are read from the file that was there, whatever has its name now.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_that_is_replaced_under_a_gateway_speaks_on_and_a_broken_one_says_so_at_the_next_start() {
     let model = tempfile::tempdir().expect("a folder");
     write_model(model.path(), FITTING);
-    let configure = |config: &mut antiphon::config::Config| {
-        config.engine.kind = antiphon::config::EngineKind::Cosyvoice3;
-        config.engine.model = Some(model.path().to_owned());
-        config.engine.voice = Some("random".into());
-        config.engine.device = "cpu".into();
-        config.scheduler.first_audio_target_ms = 60_000;
-        config.scheduler.load_limit = 1.0;
-    };
+    let configure = |config: &mut antiphon::config::Config| speak_with(config, model.path());
     let rig = Rig::with(configure).await;
     for entry in std::fs::read_dir(model.path()).expect("readable").flatten().filter(|entry| entry.path().is_file()) {
         let new = model.path().join("new");

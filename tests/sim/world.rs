@@ -213,14 +213,8 @@ pub(crate) struct World {
 }
 
 pub(crate) fn format(codec: Codec, continuous: bool) -> MediaFormat {
-    MediaFormat {
-        codec,
-        payload_type: 0,
-        telephone_event: Some((101, 8_000)),
-        opus_fec: true,
-        continuous,
-        short_frames: false,
-    }
+    let telephone_event = Some((101, 8_000));
+    MediaFormat { telephone_event, opus_fec: true, continuous, ..MediaFormat::plain(codec) }
 }
 
 impl World {

@@ -37,14 +37,7 @@ impl UdpLeg {
     pub(super) fn new(codec: Codec, srtp: bool, sink: SocketAddr, lateness: Arc<Mutex<Vec<u32>>>) -> io::Result<Self> {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         socket.set_nonblocking(true)?;
-        let format = MediaFormat {
-            codec,
-            payload_type: 96,
-            telephone_event: None,
-            opus_fec: true,
-            continuous: false,
-            short_frames: false,
-        };
+        let format = format(codec);
         Ok(Self {
             address: socket.local_addr()?,
             socket: Some(socket),
@@ -257,15 +250,12 @@ fn protection(local: u8, remote: u8) -> io::Result<Protection> {
     Protection::new(keys).map_err(|_| io::Error::other("the keys do not fit"))
 }
 
+fn format(codec: Codec) -> MediaFormat {
+    MediaFormat { payload_type: 96, opus_fec: true, ..MediaFormat::plain(codec) }
+}
+
 fn payloads(codec: Codec) -> Result<Vec<Bytes>, encode::CodecError> {
-    let format = MediaFormat {
-        codec,
-        payload_type: 96,
-        telephone_event: None,
-        opus_fec: true,
-        continuous: false,
-        short_frames: false,
-    };
+    let format = format(codec);
     let mut encoder = encode::Encoder::new(&format, encode::OpusSettings::default())?;
     let speech = bench::speech(250);
     speech.chunks_exact(480).map(|frame| encoder.encode(frame)).collect()

@@ -412,7 +412,7 @@ mod tests {
     impl Party {
         fn new(now: Instant) -> Self {
             let telephone_event = Some((101, 8_000));
-            let format = MediaFormat { telephone_event, continuous: true, ..fixture::format(Codec::Pcmu) };
+            let format = MediaFormat { telephone_event, continuous: true, ..MediaFormat::plain(Codec::Pcmu) };
             let (mut machine, handle, inbox) = fixture::machine(now, &format);
             machine.handle_leg(now, LegEvent::Connected);
             Self {

@@ -15,19 +15,8 @@ use crate::media::leg::{Codec, MediaFormat};
 use crate::media::playout::Playout;
 use crate::turn::{SpeechSink, StreamId, Utterance};
 
-pub(crate) fn format(codec: Codec) -> MediaFormat {
-    MediaFormat {
-        codec,
-        payload_type: 0,
-        telephone_event: None,
-        opus_fec: false,
-        continuous: false,
-        short_frames: false,
-    }
-}
-
 pub(super) fn playout() -> Playout {
-    Playout::new(&format(Codec::Pcmu), 0, 0)
+    Playout::new(&MediaFormat::plain(Codec::Pcmu), 0, 0)
 }
 
 /// Why a handle of the call has asked for its end.
@@ -78,5 +67,5 @@ pub(super) fn speaking(now: Instant, out: &Outbox) -> Speaking {
 
 pub(super) fn speaking_with(now: Instant, out: &Outbox, speech: Arc<dyn Speech>) -> Speaking {
     let (sink, _) = tokio::sync::mpsc::channel(1);
-    Speaking::new(&out.shared, &format(Codec::Pcmu), speech, sink, 0, now).expect("a codec")
+    Speaking::new(&out.shared, &MediaFormat::plain(Codec::Pcmu), speech, sink, 0, now).expect("a codec")
 }

@@ -437,7 +437,7 @@ mod tests {
     fn speech_that_is_cut_off_fades_within_a_frame_and_nothing_of_it_follows() {
         let now = clock::now();
         let mut out = fixture::outbox(now);
-        let mut output = Output::new(&fixture::format(Codec::Pcmu), 0, out.shared.tap.clone()).expect("a codec");
+        let mut output = Output::new(&MediaFormat::plain(Codec::Pcmu), 0, out.shared.tap.clone()).expect("a codec");
         output.playout.start(now);
         let (cut, kept) = (UtteranceId::next(), UtteranceId::next());
         for owner in [cut, cut, kept] {
@@ -490,7 +490,7 @@ mod tests {
         let mut out = fixture::outbox(now);
         // The last of them would be sent nothing in silence, as a browser is.
         for (bed, continuous) in [(false, true), (true, true), (true, false)] {
-            let format = MediaFormat { continuous, ..fixture::format(Codec::Pcmu) };
+            let format = MediaFormat { continuous, ..MediaFormat::plain(Codec::Pcmu) };
             let mut output = Output::new(&format, 0, out.shared.tap.clone()).expect("a codec");
             if bed {
                 output.fill_silence(now, 7);
@@ -508,7 +508,7 @@ mod tests {
     fn a_cut_of_what_does_not_sound_yet_leaves_nothing() {
         let now = clock::now();
         let mut out = fixture::outbox(now);
-        let mut output = Output::new(&fixture::format(Codec::Pcmu), 0, out.shared.tap.clone()).expect("a codec");
+        let mut output = Output::new(&MediaFormat::plain(Codec::Pcmu), 0, out.shared.tap.clone()).expect("a codec");
         output.playout.start(now);
         output.push(now, UtteranceId::next(), vec![0.5; FRAME_SAMPLES], &mut out);
         output.cut(now, false, |_| false, &mut out);
@@ -519,12 +519,12 @@ mod tests {
     fn frames_that_wait_are_encoded_anew_for_another_codec() {
         let now = clock::now();
         let mut out = fixture::outbox(now);
-        let mut output = Output::new(&fixture::format(Codec::Opus), 0, out.shared.tap.clone()).expect("a codec");
+        let mut output = Output::new(&MediaFormat::plain(Codec::Opus), 0, out.shared.tap.clone()).expect("a codec");
         output.playout.start(now);
         let owner = UtteranceId::next();
         output.push(now, owner, vec![0.25; FRAME_SAMPLES], &mut out);
         output.push(now, owner, vec![0.25; FRAME_SAMPLES], &mut out);
-        let format = fixture::format(Codec::Pcmu);
+        let format = MediaFormat::plain(Codec::Pcmu);
         let encoder = Encoder::new(&format, OpusSettings::default()).expect("a codec");
         output.set_format(now, format, encoder, &mut out);
         let left = departures(&mut output, now, now + FRAME * 3, &mut out);

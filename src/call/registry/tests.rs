@@ -118,14 +118,7 @@ struct Far {
 fn leg(fault: Fault) -> (Loop, Far) {
     let (events, theirs) = mpsc::channel(16);
     let (packets, ours) = mpsc::channel(1_024);
-    let format = MediaFormat {
-        codec: Codec::Pcmu,
-        payload_type: 0,
-        telephone_event: None,
-        opus_fec: false,
-        continuous: false,
-        short_frames: false,
-    };
+    let format = MediaFormat::plain(Codec::Pcmu);
     // overflow: fails the test
     events.try_send(LegEvent::Connected).unwrap();
     (Loop { format, events: theirs, packets, fault }, Far { events, packets: ours })

@@ -7,14 +7,8 @@ use crate::media::leg::Codec;
 const MS: Duration = Duration::from_millis(1);
 
 fn format(codec: Codec, continuous: bool) -> MediaFormat {
-    MediaFormat {
-        codec,
-        payload_type: 96,
-        telephone_event: Some((101, 8_000)),
-        opus_fec: false,
-        continuous,
-        short_frames: false,
-    }
+    let telephone_event = Some((101, 8_000));
+    MediaFormat { payload_type: 96, telephone_event, continuous, ..MediaFormat::plain(codec) }
 }
 
 fn frame(owner: u64) -> Frame {
