@@ -157,6 +157,7 @@ fn every_dependency_is_used() {
         ("loadgen/Cargo.toml", &["loadgen/src"], &["loadgen"]),
         ("sdp/Cargo.toml", &["sdp/src"], &["sdp"]),
         ("src/webrtc/dtls/Cargo.toml", &["src/webrtc/dtls"], &["src/webrtc/dtls"]),
+        ("src/paste/Cargo.toml", &["src/paste"], &["src/paste"]),
     ] {
         let text = std::fs::read_to_string(root().join(manifest)).expect("a manifest");
         let table: toml::Table = text.parse().expect("TOML");
