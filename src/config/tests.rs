@@ -329,6 +329,7 @@ fn a_host_that_cannot_be_one_is_refused_with_its_key_and_line() {
         ("[webrtc]\nice_servers = [{ urls = [\"stun:not a host\"] }]\n".to_owned(), 2, "urls"),
         ("[webrtc]\nice_servers = [{ urls = [\"turn.example.net:3478\"] }]\n".to_owned(), 2, "urls"),
         (format!("[cluster]\n{node}\nadvertise = \"http://a..b:8080\"\n"), 5, "advertise"),
+        ("[cluster]\nredis = \"redis://a..b\"\n".to_owned(), 2, "redis"),
         ("[engine]\nworkers = [\"local host:7070\"]\n".to_owned(), 2, "workers"),
         ("[log]\notlp = \"http://collector.example:4317:1\"\n".to_owned(), 2, "otlp"),
         ("[recognizer]\nurl = \"http://1.2.3.400/\"\n".to_owned(), 2, "url"),

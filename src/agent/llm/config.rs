@@ -348,6 +348,10 @@ mod tests {
             ("modle = \"x\"", "unknown field"),
             ("tools = [{ name = \"a\", url = \"https://x\", descripton = \"\" }]", "description"),
             ("tools = [{ name = \"a\", description = \"d\", url = \"http://10.0.0.1/\" }]", "allow_private"),
+            (
+                "tools = [{ name = \"a\", description = \"d\", url = \"https://a..b/{id}\", parameters = { type = \"object\", properties = { id = {} } } }]",
+                "two dots",
+            ),
             ("prices = { input = -1.0 }", "prices"),
         ] {
             let error = read(&format!("{PLAIN}{more}\n")).expect_err(more);

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use super::answer::ToolCall;
 use super::config::{Builtin, Llm, Tool};
 use super::web;
+use crate::host;
 use crate::reach;
 use crate::secret::Secret;
 
@@ -127,6 +128,7 @@ pub fn validate(tool: &HttpTool) -> Result<(), String> {
     if !matches!(url.scheme(), "http" | "https") {
         return Err(format!("url `{}`: expected http://... or https://...", tool.url));
     }
+    host::of(&url).map_err(|error| format!("url `{}`: {error}", tool.url))?;
     match reach::private_literal(&url) {
         Some(ip) if !tool.allow_private => {
             Err(format!("url leads to {ip}, a private address: set allow_private = true if that is meant"))

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use redis::{ConnectionAddr, IntoConnectionInfo};
 use rustls::crypto::ring;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
@@ -94,6 +95,7 @@ impl Cluster {
     /// # Errors
     /// Which do not, and what to set.
     pub fn validate(&self) -> Result<(), String> {
+        self.redis.as_ref().map_or(Ok(()), registry)?;
         if let Some(advertise) = &self.advertise {
             let url = reqwest::Url::parse(advertise).map_err(|error| format!("advertise `{advertise}`: {error}"))?;
             host::of(&url).map_err(|error| format!("advertise `{advertise}`: {error}"))?;
@@ -126,6 +128,19 @@ impl Cluster {
 
     fn secret(&self) -> Secret {
         self.token.clone().unwrap_or_else(|| Secret::new(""))
+    }
+}
+
+/// Whether `redis` says where a registry is. Errors have its host and nothing more: a password may stand beside it.
+fn registry(redis: &Secret) -> Result<(), String> {
+    let read = redis.reveal().into_connection_info().map_err(|error| {
+        format!("redis: {error}: expected redis://[user:password@]host:port[/database] or redis+unix:///path")
+    })?;
+    match read.addr() {
+        ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => {
+            host::split(host).map(|_| ()).map_err(|why| format!("redis: {why}"))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -187,6 +202,16 @@ mod tests {
             assert!(read(&whole.replace("http://10.0.0.1:8080", wrong)).is_err(), "{wrong}");
         }
         assert!(toml::from_str::<Cluster>("node = 'A b'").is_err());
+        for good in
+            ["redis://:a%2Fb@redis.example:6379/2", "redis://[2001:db8::7]:6379", "redis+unix:///run/redis.sock"]
+        {
+            assert_eq!(read(&whole.replace("redis://127.0.0.1", good)), Ok(()), "{good}");
+        }
+        for wrong in ["127.0.0.1:6379", "http://u:secret@a", "redis://u:secret@a..b", "redis://u:secret@1.2.3.400:6379"]
+        {
+            let error = read(&whole.replace("redis://127.0.0.1", wrong)).expect_err(wrong);
+            assert!(error.starts_with("redis:") && !error.contains("secret"), "{wrong}: {error}");
+        }
     }
 
     #[test]
