@@ -4,8 +4,8 @@
 #   tests/gpu/run.sh build DIR    here: builds, strips and compresses everything needed into DIR
 #   ./run.sh all [OUT]            there, in DIR: parity, failures, comparison with the CPU, memory, cost of every stage
 #                                 and kernel, then the engine as a whole
-#   ./run.sh PART [OUT]           there: one of parity, failures, compare, memory, costs, bench, rate, gpus, calls,
-#                                 text, small, hear, batch, options
+#   ./run.sh PART [OUT]           there: one of parity, failures, compare, memory, costs, start, bench, rate, gpus,
+#                                 calls, worker, text, small, hear, batch, options
 #
 # DIR is about 20 MB and needs only the NVIDIA driver, NVRTC and cuBLASLt of CUDA 13. Random weights of full size are
 # made there, in the system's temporary folder (3.4 GB).
@@ -93,16 +93,62 @@ weights() {
     [ -f "$model/voices/random-30s.safetensors" ] || ./antiphon model random "$model" --size full
 }
 
-# Whole calls, half of them SIP and half WebRTC, by what callers hear. Random weights never end by themselves: each text
-# id becomes as much speech as in real English, of which the random tokenizer makes as many ids as the released one.
-calls() {
+# What gives the processes that follow random weights of full size to speak with. They never end by themselves: each text id
+# becomes as much speech as in real English, of which the random tokenizer makes as many ids as the released one.
+spoken() {
     weights
-    # Each call has a few sockets, on both sides.
-    ulimit -n "$(ulimit -Hn)"
     export ANTIPHON_ENGINE__KIND=cosyvoice3 ANTIPHON_ENGINE__MODEL="$model" ANTIPHON_ENGINE__VOICE=random-k10
     export ANTIPHON_ENGINE__TOKENS_PER_ID=6.5 ANTIPHON_STATE__DIR="${TMPDIR:-/tmp}/antiphon-calls"
+}
+
+# Whole calls, half of them SIP and half WebRTC, by what callers hear: $2 is the report.
+ladder() {
+    # Each call has a few sockets, on both sides.
+    ulimit -n "$(ulimit -Hn)"
     ./antiphon-loadgen ladder --target http://127.0.0.1:8080 --legs sip,webrtc --spawn "./antiphon serve" --no-search \
-        --levels "${LEVELS:-4,8,16,24,32,48,100,200,300,400}" --seconds "${SECONDS_EACH:-12}" --no-verify -o "$1/calls.json"
+        --levels "$1" --seconds "${SECONDS_EACH:-12}" --no-verify -o "$2"
+}
+
+calls() {
+    spoken
+    ladder "${LEVELS:-4,8,16,24,32,48,100,200,300,400}" "$1/calls.json"
+}
+
+# The same calls in one process, and with a gateway that has no GPU and a worker beside it that has.
+worker() {
+    spoken
+    ladder "${LEVELS:-100,300}" "$1/in-process.json"
+    export ANTIPHON_CLUSTER__TOKEN=calls-through-a-worker-of-this-machine
+    ANTIPHON_STATE__DIR=$ANTIPHON_STATE__DIR/worker ./antiphon worker --listen 127.0.0.1:7070 --http 127.0.0.1:7170 \
+        > "$1/worker.log" 2>&1 &
+    there=$!
+    trap 'kill $there 2> /dev/null || true' EXIT
+    up http://127.0.0.1:7170/readyz
+    ANTIPHON_ENGINE__KIND=tone ANTIPHON_ENGINE__WORKERS='["127.0.0.1:7070"]' \
+        ladder "${LEVELS:-100,300}" "$1/through-a-worker.json"
+    kill $there
+    wait $there 2> /dev/null || true
+    trap - EXIT
+}
+
+# From the start of `serve` to its first yes at `/readyz`: kernels compiled first, then from the cache, twice.
+start() {
+    spoken
+    for state in "no cache" "warm cache" "warm cache"; do
+        [ "$state" = "warm cache" ] || rm -rf "$ANTIPHON_STATE__DIR"
+        begun=$(date +%s.%N)
+        ./antiphon serve > "$1/start.log" 2>&1 &
+        it=$!
+        tries=0
+        until curl -sf http://127.0.0.1:8080/readyz > /dev/null; do
+            tries=$((tries + 1))
+            { kill -0 $it 2> /dev/null && [ $tries -lt 12000 ]; } || { echo "it does not become ready" >&2; exit 1; }
+            sleep 0.01
+        done
+        echo "$begun $(date +%s.%N) $state" | awk '{ printf "start to ready, %s %s: %.2f s\n", $3, $4, $2 - $1 }' | tee -a "$1/start.txt"
+        kill $it
+        wait $it 2> /dev/null || true
+    done
 }
 
 # Batch work of one, two and four workers, a process for each GPU, behind one gateway without a GPU: one job of SENTENCES for
@@ -228,6 +274,8 @@ gpus) unpack; gpus "${2:-.}" ;;
 costs) unpack; costs ;;
 bench) unpack; bench "${2:-.}" ;;
 calls) unpack; calls "${2:-.}" ;;
+worker) unpack; worker "${2:-.}" ;;
+start) unpack; start "${2:-.}" ;;
 text) unpack; text ;;
 small) unpack; small "${2:-.}" ;;
 hear) unpack; hear "${2:-.}" ;;
