@@ -366,14 +366,7 @@ mod tests {
     fn noise_behind_a_caller_is_taken_out_where_that_is_asked_for() {
         // Two seconds of noise at some -30 dB, by telephone; the power of the second one as a listener has it.
         let heard = |suppress_noise| {
-            let format = MediaFormat {
-                codec: Codec::Pcmu,
-                payload_type: 0,
-                telephone_event: None,
-                opus_fec: false,
-                continuous: true,
-                short_frames: false,
-            };
+            let format = MediaFormat { continuous: true, ..MediaFormat::plain(Codec::Pcmu) };
             let config = CallConfig { suppress_noise, ..CallConfig::default() };
             let mut caller = CallerInput::new(&format, &config).expect("a codec");
             let tap = TapSender::new();

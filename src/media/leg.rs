@@ -56,6 +56,8 @@ pub struct MediaFormat {
     pub telephone_event: Option<(u8, u32)>,
     /// Whether Opus may carry in-band FEC (the peer's `useinbandfec`).
     pub opus_fec: bool,
+    /// Whether the peer would rather be sent no silence where the codec is Opus (its `usedtx`).
+    pub opus_dtx: bool,
     /// Whether the peer wants packets also in silence (most telephone trunks do).
     pub continuous: bool,
     /// Whether Opus is made in frames of 10 ms, two of them in each payload, for packets that are no multiple of 20 ms.
@@ -65,7 +67,15 @@ pub struct MediaFormat {
 impl MediaFormat {
     /// Payload type 0, no events, no FEC, nothing sent in silence: what a leg that has agreed on nothing more would have.
     pub fn plain(codec: Codec) -> Self {
-        Self { codec, payload_type: 0, telephone_event: None, opus_fec: false, continuous: false, short_frames: false }
+        Self {
+            codec,
+            payload_type: 0,
+            telephone_event: None,
+            opus_fec: false,
+            opus_dtx: false,
+            continuous: false,
+            short_frames: false,
+        }
     }
 }
 

@@ -388,6 +388,7 @@ mod tests {
             payload_type: 96,
             telephone_event: None,
             opus_fec: true,
+            opus_dtx: false,
             continuous: true,
             short_frames: short_frames(Codec::Opus, ms),
         };

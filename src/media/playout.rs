@@ -15,6 +15,9 @@
 //!   timestamp moved by the time that passed, which is what receivers expect of silence suppression
 //!   (RFC 3551 section 4.1).
 //! - "Heard" is what this cursor has passed. What was queued is not heard.
+//! - A peer that would rather be sent no silence (Opus DTX, RFC 7587 section 3.1.3) is sent the first 200 ms of a pause and then
+//!   a frame every 400 ms, also in mid-speech. Sequence numbers count what is sent, timestamps what passes; the sound after the
+//!   pause has the marker bit. What is left out counts as heard with the packet before it.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -23,13 +26,20 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use super::dtmf;
-use super::leg::MediaFormat;
+use super::leg::{Codec, MediaFormat};
 use crate::audio::FRAME;
 use crate::turn::UtteranceId;
 
 /// How many encoded frames are worth keeping ready: one that is due and one for a late wake. The rest of the
 /// speech stays PCM, so that a long chunk is not encoded at once in front of the other calls of the shard.
 pub const PREPARED: usize = 2;
+
+/// Frames of a pause that are sent before the rest is left out: concealment at the far end goes on from silence then, and short
+/// pauses between words stay as they are. libopus sends as many.
+const HANGOVER: u32 = 10;
+
+/// Of what is left out one frame in so many is sent all the same: paths stay open.
+const REFRESH: u32 = 20;
 
 /// Sent packets that may wait to be acknowledged: more than a minute, when reports come every five seconds.
 const LOG: usize = 4_096;
@@ -43,6 +53,8 @@ pub struct Frame {
     pub owner: Option<UtteranceId>,
     /// Samples of speech at [`crate::audio::RATE`] in it, without padding.
     pub samples: u32,
+    /// Nobody would hear whether it is sent.
+    pub quiet: bool,
     /// The same sound, where somebody listens in.
     pub tap: Option<Tapped>,
 }
@@ -63,12 +75,14 @@ pub struct Departure {
     pub payload_type: u8,
     /// RTP marker bit.
     pub marker: bool,
-    /// RTP sequence number.
+    /// RTP sequence number; of the packet before it where it is left out.
     pub sequence: u16,
     /// RTP timestamp.
     pub timestamp: u32,
     /// What it carries.
     pub body: Body,
+    /// Nothing is sent: it is silence, of which the peer would rather have none.
+    pub left_out: bool,
     /// How long after its due time it leaves; zero for the first of a spurt.
     pub late: Duration,
     /// Set when the wake came so late that the schedule had to move on: how long the listener waited.
@@ -99,12 +113,25 @@ pub struct Sent {
     pub acked: u64,
 }
 
+/// What becomes of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Sent,
+    /// Silence that is sent in the middle of what is left out.
+    Refreshes,
+    LeftOut,
+}
+
 /// The schedule of one stream.
 #[derive(Debug)]
 pub struct Playout {
     payload_type: u8,
     clock_rate: u32,
     continuous: bool,
+    /// The peer would rather be sent no silence.
+    dtx: bool,
+    /// Slots of silence in a row.
+    quiet: u32,
     /// As if continuous, for as long as something else fills silence.
     filled: bool,
     event_type: Option<u8>,
@@ -165,6 +192,8 @@ impl Playout {
             payload_type: 0,
             clock_rate: 8_000,
             continuous: false,
+            dtx: false,
+            quiet: 0,
             filled: false,
             event_type: None,
             // One round ahead, so that acknowledgements of the first packets stay positive.
@@ -202,6 +231,7 @@ impl Playout {
         self.payload_type = format.payload_type;
         self.clock_rate = format.codec.clock_rate();
         self.continuous = format.continuous;
+        self.dtx = format.opus_dtx && format.codec == Codec::Opus;
         self.event_type = format.telephone_event.map(|(payload_type, _)| payload_type);
         self.tones = dtmf::Sender::new(format.telephone_event.map_or(8_000, |(_, rate)| rate));
         self.frames.clear();
@@ -393,6 +423,25 @@ impl Playout {
     fn begin_spurt(&mut self, now: Instant) {
         self.spurt = Some(Spurt { anchor: now, slots: 0 });
         self.discontinuity = true;
+        self.quiet = 0;
+    }
+
+    /// What becomes of the next slot.
+    fn fate(&mut self, quiet: bool) -> Fate {
+        self.quiet = if quiet { self.quiet.saturating_add(1) } else { 0 };
+        let left_out = self.quiet.saturating_sub(HANGOVER);
+        match left_out {
+            0 => Fate::Sent,
+            _ if !self.dtx || self.filled => Fate::Sent,
+            n if n.is_multiple_of(REFRESH) => Fate::Refreshes,
+            _ => Fate::LeftOut,
+        }
+    }
+
+    /// Whether what meets that fate has the marker bit.
+    fn marker(&mut self, fate: Fate) -> bool {
+        self.discontinuity |= fate == Fate::LeftOut;
+        fate == Fate::Sent && std::mem::take(&mut self.discontinuity)
     }
 
     fn timestamp_at(&self, at: Instant) -> u32 {
@@ -402,9 +451,10 @@ impl Playout {
         timestamp.wrapping_add((passed * u128::from(self.clock_rate) / 1_000_000_000) as u32)
     }
 
-    fn number(&mut self, owner: Option<UtteranceId>, samples: u32) -> u16 {
-        let sequence = self.sequence;
-        self.sequence += 1;
+    fn number(&mut self, owner: Option<UtteranceId>, samples: u32, fate: Fate) -> u16 {
+        // What is left out is as good as there once the packet before it is.
+        let sequence = self.sequence - u64::from(fate == Fate::LeftOut);
+        self.sequence = sequence + 1;
         if self.log.len() == LOG {
             self.log.pop_front();
         }
@@ -417,11 +467,13 @@ impl Playout {
         if let Some(owner) = frame.owner {
             self.sent.entry(owner).or_default().sent += u64::from(frame.samples);
         }
+        let fate = self.fate(frame.quiet);
         Some(Departure {
             payload_type: self.payload_type,
-            marker: std::mem::take(&mut self.discontinuity),
-            sequence: self.number(frame.owner, frame.samples),
+            marker: self.marker(fate),
+            sequence: self.number(frame.owner, frame.samples, fate),
             timestamp,
+            left_out: fate == Fate::LeftOut,
             late,
             stalled: self.stalled.take(),
             anchored: (frame.owner.is_some() && std::mem::take(&mut self.silent)).then_some(due),
@@ -431,11 +483,13 @@ impl Playout {
     }
 
     fn silence(&mut self, timestamp: u32, late: Duration) -> Departure {
+        let fate = self.fate(true);
         Departure {
             payload_type: self.payload_type,
-            marker: std::mem::take(&mut self.discontinuity),
-            sequence: self.number(None, 0),
+            marker: self.marker(fate),
+            sequence: self.number(None, 0, fate),
             timestamp,
+            left_out: fate == Fate::LeftOut,
             body: Body::Silence,
             late,
             stalled: self.stalled.take(),
@@ -450,11 +504,13 @@ impl Playout {
         }
         // Audio after the event is a talk spurt of its own (RFC 4733 section 2.2.1 sets the marker per event).
         self.discontinuity = true;
+        self.quiet = 0;
         Departure {
             payload_type: self.event_type.unwrap_or(self.payload_type),
             marker: first,
-            sequence: self.number(None, 0),
+            sequence: self.number(None, 0, Fate::Sent),
             timestamp: self.event_timestamp,
+            left_out: false,
             body: Body::Event(payload),
             late,
             stalled: self.stalled.take(),

@@ -580,6 +580,7 @@ fn format(agreed: &Agreed) -> MediaFormat {
         payload_type: agreed.payload_type,
         telephone_event: agreed.telephone_event.map(|e| (e.payload_type, e.clock_rate)),
         opus_fec: agreed.opus.fec,
+        opus_dtx: agreed.opus.dtx,
         // Trunks take a gap for a broken path, and NAT for an unused one.
         continuous: true,
         short_frames: short_frames(codec(agreed.codec), agreed.ptime),

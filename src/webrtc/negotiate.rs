@@ -296,6 +296,7 @@ impl Connection {
                 payload_type,
                 telephone_event,
                 opus_fec: offer.opus_fec,
+                opus_dtx: offer.opus_dtx,
                 continuous: false,
                 short_frames: short_frames(offer.codec, offer.ptime),
             },

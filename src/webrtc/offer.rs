@@ -31,6 +31,8 @@ pub(super) struct Offer {
     pub(super) codec: Codec,
     /// Whether the peer asks for Opus with in-band error correction (RFC 7587 section 6.1).
     pub(super) opus_fec: bool,
+    /// Whether the peer would rather be sent no silence (`usedtx`, RFC 7587 section 6.1).
+    pub(super) opus_dtx: bool,
     /// Payload types of redundant packets and of the Opus in them, where the peer offers both.
     pub(super) red: Option<(u8, u8)>,
     /// Whether there is a section for data channels.
@@ -62,6 +64,7 @@ impl Offer {
             password: String::new(),
             codec: Codec::Opus,
             opus_fec: false,
+            opus_dtx: false,
             red: None,
             channels: false,
             ptime: 20,
@@ -128,6 +131,7 @@ impl Offer {
         }
         offer.codec = codec;
         offer.opus_fec = audio.fec.contains(&number);
+        offer.opus_dtx = audio.dtx.contains(&number);
         offer.ptime = sdp::packet_time(audio.ptime, audio.maxptime, offer.ptime);
         // RFC 4733 section 2.4.1.1: of the clock of the sound beside them, where there are such.
         let events =
@@ -173,6 +177,7 @@ impl Offer {
             password: password.to_owned(),
             codec: self.codec,
             opus_fec: self.opus_fec,
+            opus_dtx: self.opus_dtx,
             red: self.red,
             channels: self.channels,
             ptime: self.ptime,
@@ -189,6 +194,8 @@ struct Audio {
     events: Vec<(u8, u32)>,
     /// Payload types whose `fmtp` asks for in-band error correction.
     fec: Vec<u8>,
+    /// Payload types whose `fmtp` would rather have no silence.
+    dtx: Vec<u8>,
     /// Payload types of redundant audio.
     red: Vec<u8>,
     /// Parameters that may say what is copied.
@@ -223,8 +230,12 @@ impl Audio {
             }
             "fmtp" => {
                 let Some((payload_type, parameters)) = payload_type(value) else { return };
-                if parameters.split(';').any(|parameter| parameter.trim() == "useinbandfec=1") {
+                let asks = |wish: &str| parameters.split(';').any(|parameter| parameter.trim() == wish);
+                if asks("useinbandfec=1") {
                     self.fec.push(payload_type);
+                }
+                if asks("usedtx=1") {
+                    self.dtx.push(payload_type);
                 }
                 if parameters.contains('/') && self.copies.len() < MAX_COPIES {
                     self.copies.push((payload_type, parameters.to_owned()));
@@ -365,7 +376,9 @@ mod tests {
         let offer = Offer::read(OFFER).expect("good");
         assert_eq!(offer.candidates, ["candidate:1 1 udp 1 127.0.0.1 9 typ host"]);
         assert!(!offer.text.contains("candidate"));
-        assert!(offer.opus_fec);
+        assert_eq!((offer.opus_fec, offer.opus_dtx), (true, false));
+        let silent = Offer::read(&OFFER.replace("useinbandfec=1", "usedtx=1")).expect("good");
+        assert_eq!((silent.opus_fec, silent.opus_dtx), (false, true));
         assert_eq!(offer.fragment, "abcd");
     }
 

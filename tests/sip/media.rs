@@ -125,7 +125,7 @@ async fn a_trunk_that_must_encrypt_does_not_call_in_plain() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn packets_are_as_long_as_the_peer_wants_them() {
     let (endpoint, mut calls) = wire::endpoint().await;
-    let opus = "a=rtpmap:111 opus/48000/2\r\n";
+    let opus = "a=rtpmap:111 opus/48000/2\r\na=fmtp:111 usedtx=1\r\n";
     for (codec, ms) in [Codec::Pcmu, Codec::Opus].into_iter().flat_map(|codec| [10, 30, 40, 60].map(|ms| (codec, ms))) {
         let caller = socket("127.0.0.1").await;
         let port = caller.local_addr().expect("bound").port();
@@ -137,7 +137,7 @@ async fn packets_are_as_long_as_the_peer_wants_them() {
         };
         let (ok, mut leg) = called(&mut raw, &mut calls, "", &offer).await;
         assert!(body(&ok).contains(&wish), "{ok}");
-        assert_eq!(leg.format().codec, codec);
+        assert_eq!((leg.format().codec, leg.format().opus_dtx), (codec, codec == Codec::Opus));
         let mut encoder = Encoder::new(leg.format(), OpusSettings::default()).expect("a codec");
         let talks = tokio::spawn(async move {
             for n in 0..50 {

@@ -185,6 +185,25 @@ async fn packets_are_as_long_as_the_offer_wants_them() {
     }
 }
 
+/// RFC 7587 section 6.1.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_wants_no_silence_is_sent_none() {
+    let gateway = gateway(WebRtcConfig::default()).await;
+    for (wish, dtx) in [("useinbandfec=1", false), ("useinbandfec=1;usedtx=1", true), ("usedtx=1;useinbandfec=0", true)]
+    {
+        let mut peer = Peer::new(Audio::SendRecv, None).await;
+        let offer = peer.offer().await.replace("useinbandfec=1", wish);
+        assert!(offer.contains(wish));
+        let answered = gateway.answer(&offer).await.expect("a good offer");
+        assert_eq!(answered.leg.format().opus_dtx, dtx, "{wish}");
+        let mut call = echo(answered.leg);
+        peer.accept(&answered.sdp).await;
+        peer.state(RTCPeerConnectionState::Connected).await;
+        call.next(is_connected).await;
+        hears_itself(&mut peer, 1).await;
+    }
+}
+
 /// Devices and gateways of telephones that have no Opus.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_peer_without_opus_is_spoken_to_in_what_it_has() {

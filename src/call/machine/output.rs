@@ -26,6 +26,9 @@ use crate::turn::UtteranceId;
 /// How long sound takes to fall to silence: 5 ms.
 const FADE_SAMPLES: usize = RATE as usize / 200;
 
+/// Loudest sample of sound that nobody hears: 60 dB below the loudest there is.
+const QUIET: f32 = 0.001;
+
 /// The sending half of a call.
 pub(super) struct Output {
     format: MediaFormat,
@@ -274,6 +277,7 @@ impl Output {
         let position = self.position(departure.timestamp);
         let payload = match departure.body {
             Body::Event(payload) => payload,
+            Body::Silence if departure.left_out => return (None, None),
             Body::Silence => {
                 let at = connected.map(|since| (now.saturating_duration_since(since), position));
                 match self.silence(now, None, at) {
@@ -311,6 +315,9 @@ impl Output {
                 }
             }
         };
+        if departure.left_out {
+            return (None, spoken);
+        }
         let packet = OutPacket {
             payload_type: departure.payload_type,
             marker: departure.marker,
@@ -370,14 +377,15 @@ impl Output {
             // What it is mixed with is not there yet: it is encoded when it leaves.
             return self
                 .playout
-                .push(now, Frame { payload: Bytes::new(), owner, samples: pcm.len() as u32, tap: None });
+                .push(now, Frame { payload: Bytes::new(), owner, samples: pcm.len() as u32, quiet: false, tap: None });
         }
         let payload = match self.encoder.encode(pcm) {
             Ok(payload) => payload,
             Err(error) => return out.error(format!("a frame could not be encoded: {error}")),
         };
         let tap = if self.tap.is_heard() { self.tapped(pcm) } else { None };
-        self.playout.push(now, Frame { payload, owner, samples: pcm.len() as u32, tap });
+        let quiet = pcm.iter().all(|sample| sample.abs() < QUIET);
+        self.playout.push(now, Frame { payload, owner, samples: pcm.len() as u32, quiet, tap });
     }
 
     /// A frame as listeners get it.

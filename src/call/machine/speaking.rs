@@ -451,7 +451,9 @@ impl Speaking {
 
     /// Sends what is due; whether it is speech.
     fn depart(&mut self, now: Instant, departure: Departure, connected: Option<Instant>, out: &mut Outbox) -> bool {
-        out.meters.sent(&out.shared.stats, departure.late, departure.stalled.is_some());
+        if !departure.left_out {
+            out.meters.sent(&out.shared.stats, departure.late, departure.stalled.is_some());
+        }
         let (packet, spoken) = self.output.packet(now, departure, connected, out);
         if let Some(spoken) = spoken {
             if let Some(since) = self.starved.take() {

@@ -12,7 +12,7 @@ fn format(codec: Codec, continuous: bool) -> MediaFormat {
 }
 
 fn frame(owner: u64) -> Frame {
-    Frame { payload: Bytes::from_static(b"x"), owner: Some(UtteranceId(owner)), samples: 480, tap: None }
+    Frame { payload: Bytes::from_static(b"x"), owner: Some(UtteranceId(owner)), samples: 480, quiet: false, tap: None }
 }
 
 /// A stream with its own idea of time.
@@ -342,4 +342,68 @@ proptest! {
             last_audio = Some(timestamp);
         }
     }
+}
+
+/// Packets of `out` that are sent: milliseconds from its first slot, marker, sequence number, and timestamp in frames from
+/// there.
+fn sent(out: &[(Instant, Departure)]) -> Vec<(u128, bool, u16, u32)> {
+    let (start, first) = (out[0].0, out[0].1.timestamp);
+    let left = out.iter().filter(|(_, departure)| !departure.left_out);
+    let line = |(at, d): &(Instant, Departure)| {
+        ((*at - start).as_millis(), d.marker, d.sequence, d.timestamp.wrapping_sub(first) / 960)
+    };
+    left.map(line).collect()
+}
+
+#[test]
+fn a_peer_that_wants_no_silence_is_sent_the_beginning_of_a_pause_and_a_frame_every_400_ms() {
+    for continuous in [false, true] {
+        let mut world = World::new(Codec::Opus, continuous);
+        let format = MediaFormat { opus_dtx: true, ..format(Codec::Opus, continuous) };
+        world.playout.set_format(&format);
+        let start = world.now;
+        world.push(1, 5);
+        // A pause of 1.2 s in mid-speech.
+        for _ in 0..60 {
+            world.playout.push(world.now, Frame { quiet: true, ..frame(1) });
+        }
+        world.push(1, 5);
+        let out = world.run(start + 1_399 * MS);
+        assert_eq!(out.len(), 70, "every slot is told of");
+        let left = sent(&out);
+        let sequences: Vec<u16> = left.iter().map(|(.., sequence, _)| *sequence).collect();
+        let expected: Vec<u16> = (0..sequences.len() as u16).map(|n| 65_530_u16.wrapping_add(n)).collect();
+        assert_eq!(sequences, expected, "numbers count what is sent");
+        let places: Vec<u32> = left.iter().map(|(.., place)| *place).collect();
+        let expected: Vec<u32> = (0..15).chain([34, 54]).chain(65..70).collect();
+        assert_eq!(places, expected, "timestamps count what passes");
+        assert!(left.iter().all(|(at, .., place)| *at == u128::from(*place) * 20), "{left:?}");
+        let marked: Vec<u32> = left.iter().filter(|(_, marker, ..)| *marker).map(|(.., place)| *place).collect();
+        assert_eq!(marked, [0, 65], "the speech after the pause is marked");
+        assert!(out.iter().skip(1).all(|(_, d)| d.underrun.is_none() && d.anchored.is_none()));
+        // What was left out has arrived with the packet before it.
+        assert_eq!(world.playout.sent(UtteranceId(1)).sent, 70 * 480);
+        world.playout.acknowledge(u32::from(65_530_u16.wrapping_add(14)));
+        assert_eq!(world.playout.sent(UtteranceId(1)).acked, 34 * 480);
+        world.playout.acknowledge(u32::from(65_530_u16.wrapping_add(21)));
+        assert_eq!(world.playout.sent(UtteranceId(1)).acked, 70 * 480);
+    }
+}
+
+#[test]
+fn silence_is_left_out_between_turns_too_but_not_where_something_fills_it_or_the_peer_wants_it() {
+    let second = |dtx, filled| {
+        let mut world = World::new(Codec::Opus, true);
+        world.playout.set_format(&MediaFormat { opus_dtx: dtx, ..format(Codec::Opus, true) });
+        world.playout.fill(world.now, filled);
+        let out = world.run(world.now + 999 * MS);
+        assert_eq!(out.len(), 50);
+        sent(&out).len()
+    };
+    assert_eq!((second(true, false), second(true, true), second(false, false)), (12, 50, 50));
+    // Usage of another codec changes nothing.
+    let mut world = World::new(Codec::Pcmu, true);
+    world.playout.set_format(&MediaFormat { opus_dtx: true, ..format(Codec::Pcmu, true) });
+    let out = world.run(world.now + 999 * MS);
+    assert!(out.iter().all(|(_, departure)| !departure.left_out));
 }
