@@ -12,32 +12,59 @@ pub struct Bounds {
     pub per_address: usize,
 }
 
+/// Of four places, those that sockets may take which stay open (WebSockets): requests find room beside them.
+const SOCKETS: usize = 3;
+
+/// What becomes of one who comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    /// There is room.
+    In,
+    /// There are as many as there may be.
+    Full,
+    /// There are as many from that address as there may be.
+    Share,
+}
+
 /// Who is connected.
 #[derive(Debug)]
 pub(super) struct Crowd {
     bounds: Bounds,
     all: usize,
+    sockets: usize,
     by_address: HashMap<IpAddr, usize>,
 }
 
 impl Crowd {
     pub(super) fn new(bounds: Bounds) -> Self {
-        Self { bounds, all: 0, by_address: HashMap::new() }
+        Self { bounds, all: 0, sockets: 0, by_address: HashMap::new() }
     }
 
-    /// Counts a connection in; `false`: there is no room for it.
-    pub(super) fn enter(&mut self, peer: IpAddr) -> bool {
+    /// Counts a connection in where there is room. `displaces`: one that is there leaves for it.
+    pub(super) fn enter(&mut self, peer: IpAddr, displaces: bool) -> Entry {
         let peer = network(peer);
-        let here = self.by_address.entry(peer).or_default();
-        if self.all >= self.bounds.all || (*here >= self.bounds.per_address && !peer.is_loopback()) {
-            if *here == 0 {
-                self.by_address.remove(&peer);
-            }
-            return false;
+        let here = self.by_address.get(&peer).copied().unwrap_or_default();
+        if here >= self.bounds.per_address && !peer.is_loopback() {
+            return Entry::Share;
         }
-        *here += 1;
+        if self.all >= self.bounds.all && !displaces {
+            return Entry::Full;
+        }
+        self.by_address.insert(peer, here + 1);
         self.all += 1;
-        true
+        Entry::In
+    }
+
+    /// Counts one of those who are there as a socket that stays open; `false`: there are as many of these as there may be.
+    pub(super) fn stay(&mut self) -> bool {
+        let room = self.sockets < (self.bounds.all * SOCKETS).div_ceil(4);
+        self.sockets += usize::from(room);
+        room
+    }
+
+    /// A socket that [`Crowd::stay`] counted ends.
+    pub(super) fn end_stay(&mut self) {
+        self.sockets -= 1;
     }
 
     /// Counts one out that [`Crowd::enter`] counted in.
@@ -75,15 +102,34 @@ mod tests {
     #[test]
     fn one_address_takes_its_share_and_no_more() {
         let mut crowd = Crowd::new(Bounds { all: 5, per_address: 2 });
-        assert!(crowd.enter(ip("192.0.2.1")) && crowd.enter(ip("::ffff:192.0.2.1")));
-        assert!(!crowd.enter(ip("192.0.2.1")));
-        assert!(crowd.enter(ip("2001:db8::1")) && crowd.enter(ip("2001:db8::2")));
-        assert!(!crowd.enter(ip("2001:db8::3")), "a /64 is one");
-        assert!(crowd.enter(ip("127.0.0.1")) && !crowd.enter(ip("127.0.0.1")), "five in all");
-        for peer in ["192.0.2.1", "192.0.2.1", "2001:db8::7", "2001:db8::8", "127.0.0.1"] {
+        for (peer, entry) in [
+            ("192.0.2.1", Entry::In),
+            ("::ffff:192.0.2.1", Entry::In),
+            ("192.0.2.1", Entry::Share),
+            ("2001:db8::1", Entry::In),
+            ("2001:db8::2", Entry::In),
+            // A /64 is one.
+            ("2001:db8::3", Entry::Share),
+            ("127.0.0.1", Entry::In),
+            ("127.0.0.1", Entry::Full),
+        ] {
+            assert_eq!(crowd.enter(ip(peer), false), entry, "{peer}");
+        }
+        assert_eq!(crowd.enter(ip("2001:db8::3"), true), Entry::Share, "nobody leaves for who has his share");
+        assert_eq!(crowd.enter(ip("127.0.0.1"), true), Entry::In);
+        for peer in ["192.0.2.1", "192.0.2.1", "2001:db8::7", "2001:db8::8", "127.0.0.1", "127.0.0.1"] {
             crowd.leave(ip(peer));
         }
         assert!(crowd.all == 0 && crowd.by_address.is_empty());
-        assert!((0..3).all(|_| crowd.enter(ip("127.0.0.1"))), "loopback has no share of its own");
+        assert!((0..3).all(|_| crowd.enter(ip("127.0.0.1"), false) == Entry::In), "loopback has no share of its own");
+    }
+
+    #[test]
+    fn sockets_that_stay_open_leave_a_quarter_to_requests() {
+        let mut crowd = Crowd::new(Bounds { all: 8, per_address: 8 });
+        assert_eq!((0..8).filter(|_| crowd.stay()).count(), 6);
+        crowd.end_stay();
+        assert!(crowd.stay() && !crowd.stay());
+        assert!(Crowd::new(Bounds { all: 1, per_address: 1 }).stay(), "where there is one place a socket may have it");
     }
 }

@@ -7,11 +7,16 @@
 //! A client that connects when there is no room is answered 503 on one of a few spare connections, and asked for nothing but
 //! a quick request; `/healthz` and `/readyz` are answered there as ever, so that a flood does not look like a death.
 //! Of the spare connections the oldest gives way: it had its time to ask.
+//!
+//! Before that, a connection gives way on which no whole request came within a second, the oldest first: it would hold its place for
+//! [`HEAD_TIMEOUT`] and longer. So who opens connections and leaves them keeps nobody out. Sockets that stay open take three of
+//! four places at most.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
@@ -28,7 +33,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 
-use super::crowd::{Bounds, Crowd};
+use super::crowd::{Bounds, Crowd, Entry};
 use super::error::ApiError;
 use super::handed;
 use super::http2;
@@ -45,6 +50,8 @@ const SPARE_TIMEOUT: Duration = Duration::from_secs(2);
 const SPARE: usize = 64;
 /// Largest head of a request: its line and its headers, bytes.
 pub(super) const MAX_HEAD: usize = 16 << 10;
+/// So long a client that connects may take for its first request before its place is another's.
+const YOUNG: Duration = Duration::from_secs(1);
 /// When a client that found no room may come again.
 const RETRY: Duration = Duration::from_secs(5);
 /// What may be spoken behind TLS, the favourite first; an authority's question is answered by the handshake alone.
@@ -77,6 +84,7 @@ pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Recei
     };
     let crowd = Arc::new(Mutex::new(Crowd::new(manners.bounds)));
     let mut spare: VecDeque<AbortHandle> = VecDeque::new();
+    let mut unasked: VecDeque<Unasked> = VecDeque::new();
     let mut connections = JoinSet::new();
     let mut look = tokio::time::interval(certificate::LOOK);
     loop {
@@ -93,16 +101,21 @@ pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Recei
         };
         match accepted {
             Ok((stream, peer)) => {
-                let place = Counted::take(&crowd, peer.ip());
-                let full = place.is_none();
+                let mut place = Counted::take(&crowd, peer.ip(), false);
+                if matches!(place, Err(Entry::Full))
+                    && let Some(one) = idlest(&mut unasked, clock::now())
+                {
+                    one.task.abort();
+                    place = Counted::take(&crowd, peer.ip(), true);
+                }
+                let room = place.map_or(Room::None, |place| Room::Placed(Arc::new(place)));
+                let place = if let Room::Placed(place) = &room { Some(Arc::downgrade(place)) } else { None };
                 let (router, stop, lent) = (router.clone(), stop.clone(), manners.place.clone());
-                let connection = Connection { stream, peer, router, stop, lent, full };
-                let acceptor = acceptor.clone();
-                let task = connections.spawn(async move {
-                    let _place = place;
-                    connection.serve(acceptor).await;
-                });
-                if full {
+                let task =
+                    connections.spawn(Connection { stream, peer, router, stop, lent, room }.serve(acceptor.clone()));
+                if let Some(place) = place {
+                    unasked.push_back(Unasked { task, place, since: clock::now() });
+                } else {
                     spare.retain(|task| !task.is_finished());
                     spare.push_back(task);
                     if spare.len() > SPARE
@@ -137,7 +150,7 @@ pub async fn serve_passed(listener: UnixListener, router: Router, mut stop: watc
         };
         match accepted {
             Ok((stream, _)) => {
-                tokio::spawn(speak(stream, None, router.clone(), stop.clone(), None, false));
+                tokio::spawn(speak(stream, None, router.clone(), stop.clone(), None, Room::Passed));
             }
             Err(error) => {
                 tracing::warn!(%error, "a connection of the other gateway was not accepted");
@@ -153,22 +166,65 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
 }
 
 /// A connection's count in the crowd; dropping it counts it out.
+#[derive(Debug)]
 struct Counted {
     crowd: Arc<Mutex<Crowd>>,
     peer: IpAddr,
+    /// A whole request came on it.
+    asked: AtomicBool,
+    /// It is a socket that stays open.
+    stays: AtomicBool,
 }
 
 impl Counted {
-    fn take(crowd: &Arc<Mutex<Crowd>>, peer: IpAddr) -> Option<Self> {
-        let room = crowd.lock().unwrap_or_else(PoisonError::into_inner).enter(peer);
-        room.then(|| Self { crowd: crowd.clone(), peer })
+    fn take(crowd: &Arc<Mutex<Crowd>>, peer: IpAddr, displaces: bool) -> Result<Self, Entry> {
+        match crowd.lock().unwrap_or_else(PoisonError::into_inner).enter(peer, displaces) {
+            Entry::In => {
+                let (asked, stays) = (AtomicBool::new(false), AtomicBool::new(false));
+                Ok(Self { crowd: crowd.clone(), peer, asked, stays })
+            }
+            refused => Err(refused),
+        }
+    }
+
+    /// It becomes a socket that stays open; `false`: there are too many.
+    fn stay(&self) -> bool {
+        let room = self.crowd.lock().unwrap_or_else(PoisonError::into_inner).stay();
+        self.stays.store(room, Relaxed);
+        room
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.crowd.lock().unwrap_or_else(PoisonError::into_inner).leave(self.peer);
+        let mut crowd = self.crowd.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.stays.load(Relaxed) {
+            crowd.end_stay();
+        }
+        crowd.leave(self.peer);
     }
+}
+
+/// A connection with a place on which no whole request had come when it was last looked at.
+struct Unasked {
+    task: AbortHandle,
+    place: Weak<Counted>,
+    since: Instant,
+}
+
+/// The one that is to give way: the oldest on which no whole request came, once it is no longer young.
+fn idlest(unasked: &mut VecDeque<Unasked>, now: Instant) -> Option<Unasked> {
+    while let Some(first) = unasked.front() {
+        let waits = first.place.upgrade().is_some_and(|place| !place.asked.load(Relaxed));
+        if waits && now.saturating_duration_since(first.since) < YOUNG {
+            return None;
+        }
+        let first = unasked.pop_front();
+        if waits {
+            return first;
+        }
+    }
+    None
 }
 
 struct Connection {
@@ -177,22 +233,44 @@ struct Connection {
     router: Router,
     stop: watch::Receiver<bool>,
     lent: Place,
-    /// There is no room for it: it gets a word and goes.
-    full: bool,
+    room: Room,
+}
+
+/// Whether there is room for a connection.
+#[derive(Clone)]
+enum Room {
+    Placed(Arc<Counted>),
+    /// There is none: it gets a word and goes.
+    None,
+    /// Another gateway passes on what it had room for.
+    Passed,
+}
+
+impl Room {
+    fn is_full(&self) -> bool {
+        matches!(self, Room::None)
+    }
+
+    /// A whole request came on the connection, or one was answered.
+    fn is_asked(&self) {
+        if let Room::Placed(place) = self {
+            place.asked.store(true, Relaxed);
+        }
+    }
 }
 
 impl Connection {
     async fn serve(self, acceptor: Option<TlsAcceptor>) {
         // Text in and events out are small and urgent: never wait for a full segment.
         let _ = self.stream.set_nodelay(true);
-        let Self { stream, peer, router, stop, lent, full } = self;
-        let Some(acceptor) = acceptor else { return speak(stream, Some(peer), router, stop, Some(lent), full).await };
-        let limit = if full { SPARE_TIMEOUT } else { HEAD_TIMEOUT };
+        let Self { stream, peer, router, stop, lent, room } = self;
+        let Some(acceptor) = acceptor else { return speak(stream, Some(peer), router, stop, Some(lent), room).await };
+        let limit = if room.is_full() { SPARE_TIMEOUT } else { HEAD_TIMEOUT };
         match tokio::time::timeout(limit, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => match stream.get_ref().1.alpn_protocol() {
-                Some(b"h2") => speak_http2(stream, peer, router, stop, lent, full).await,
+                Some(b"h2") => speak_http2(stream, peer, router, stop, lent, room).await,
                 Some(certificate::CHALLENGE) => {}
-                _ => speak(stream, Some(peer), router, stop, Some(lent), full).await,
+                _ => speak(stream, Some(peer), router, stop, Some(lent), room).await,
             },
             Ok(Err(error)) => ended_badly(peer, &error),
             Err(_) => ended_badly(peer, &"no TLS handshake"),
@@ -208,16 +286,20 @@ async fn speak<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     router: Router,
     mut stop: watch::Receiver<bool>,
     lent: Option<Place>,
-    full: bool,
+    room: Room,
 ) {
+    let full = room.is_full();
+    // A socket outlives what speaks HTTP on its connection, and keeps its place.
+    let stream = Patient::holding(stream, if let Room::Placed(place) = &room { Some(place.clone()) } else { None });
     let service = service_fn(move |request: axum::http::Request<Incoming>| {
-        let mut request = request.map(hurried);
+        let asked = room.clone();
+        let mut request = request.map(|body| hurried(body, move || asked.is_asked()));
         if peer.is_none() {
             request.extensions_mut().insert(handed::Passed);
         }
         let peer = peer.unwrap_or_else(|| handed::peer(request.headers_mut()));
         request.extensions_mut().insert(ConnectInfo(peer));
-        let (answering, lent) = (answer(router.clone(), request, full), lent.clone());
+        let (answering, lent) = (answer(router.clone(), request, room.clone()), lent.clone());
         async move {
             let mut response = answering.await?;
             let leaves = lent.is_some_and(|place| !place.is_held());
@@ -232,7 +314,7 @@ async fn speak<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         .header_read_timeout(if full { SPARE_TIMEOUT } else { HEAD_TIMEOUT })
         .max_buf_size(MAX_HEAD)
         .keep_alive(!full);
-    let connection = http.serve_connection(TokioIo::new(Patient::new(stream)), service).with_upgrades();
+    let connection = http.serve_connection(TokioIo::new(stream), service).with_upgrades();
     tokio::pin!(connection);
     let outcome = tokio::select! {
         outcome = connection.as_mut() => outcome,
@@ -253,14 +335,16 @@ async fn speak_http2<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     router: Router,
     mut stop: watch::Receiver<bool>,
     lent: Place,
-    full: bool,
+    room: Room,
 ) {
+    let full = room.is_full();
     let streams = http2::Streams::new();
     let all = streams.clone();
     let service = service_fn(move |request: axum::http::Request<Incoming>| {
-        let mut request = request.map(hurried);
+        let asked = room.clone();
+        let mut request = request.map(|body| hurried(body, move || asked.is_asked()));
         request.extensions_mut().insert(ConnectInfo(peer));
-        let (open, answering) = (all.begin(), answer(router.clone(), request, full));
+        let (open, answering) = (all.begin(), answer(router.clone(), request, room.clone()));
         async move { answering.await.map(|response| open.hold(response)) }
     });
     let connection = http2::builder(full).serve_connection(TokioIo::new(Patient::new(stream)), service);
@@ -300,11 +384,21 @@ async fn speak_http2<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     }
 }
 
-async fn answer(router: Router, request: Request<Body>, full: bool) -> Result<Response, std::convert::Infallible> {
-    if full && !matches!(request.uri().path(), "/healthz" | "/readyz") {
-        return Ok(ApiError::unavailable("there are as many connections as there may be", RETRY).into_response());
+async fn answer(router: Router, request: Request<Body>, room: Room) -> Result<Response, std::convert::Infallible> {
+    let refused = |what: &str| {
+        Ok(ApiError::unavailable(format!("there are as many {what} as there may be"), RETRY).into_response())
+    };
+    if room.is_full() && !matches!(request.uri().path(), "/healthz" | "/readyz") {
+        return refused("connections");
     }
-    router.oneshot(request).await
+    let response = router.oneshot(request).await?;
+    room.is_asked();
+    match room {
+        Room::Placed(place) if response.status() == StatusCode::SWITCHING_PROTOCOLS && !place.stay() => {
+            refused("sockets")
+        }
+        _ => Ok(response),
+    }
 }
 
 fn ended_badly(peer: SocketAddr, error: &dyn std::fmt::Display) {
@@ -315,171 +409,4 @@ fn ended_badly(peer: SocketAddr, error: &dyn std::fmt::Display) {
 }
 
 #[cfg(test)]
-mod tests {
-    use axum::routing::get;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
-    use super::*;
-
-    const LIMIT: Duration = Duration::from_secs(30);
-
-    struct Served {
-        address: SocketAddr,
-        _stop: watch::Sender<bool>,
-    }
-
-    async fn served(all: usize) -> Served {
-        served_with(all, None).await
-    }
-
-    async fn served_with(all: usize, certificate: Option<Certificate>) -> Served {
-        let router = Router::new().route("/", get(|| async { "page" })).route("/healthz", get(|| async { "well" }));
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let address = listener.local_addr().expect("bound");
-        let (stop, stopped) = watch::channel(false);
-        let bounds = Bounds { all, per_address: 1 };
-        let manners = Manners { bounds, certificate, grace: LIMIT, place: Place::default() };
-        tokio::spawn(serve(listener, router, stopped, manners));
-        Served { address, _stop: stop }
-    }
-
-    /// Everything that comes back for `request` until the connection is closed.
-    async fn ask(address: SocketAddr, request: &str) -> String {
-        let mut stream = TcpStream::connect(address).await.expect("connects");
-        // A server that has heard enough may close before everything is written.
-        let _ = stream.write_all(request.as_bytes()).await;
-        let mut answer = Vec::new();
-        let _ = tokio::time::timeout(LIMIT, stream.read_to_end(&mut answer)).await.expect("answered");
-        String::from_utf8_lossy(&answer).into_owned()
-    }
-
-    fn get_of(path: &str) -> String {
-        format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-    }
-
-    #[tokio::test]
-    async fn the_excess_is_refused_while_health_is_answered() {
-        let served = served(3).await;
-        let mut idle = Vec::new();
-        for _ in 0..3 {
-            let mut stream = TcpStream::connect(served.address).await.expect("connects");
-            stream.write_all(b"GET /").await.expect("written");
-            idle.push(stream);
-        }
-        // More than there are spare connections, and all of them slow.
-        for _ in 0..2 * SPARE {
-            idle.push(TcpStream::connect(served.address).await.expect("connects"));
-        }
-        let health = ask(served.address, &get_of("/healthz")).await;
-        assert!(health.starts_with("HTTP/1.1 200") && health.ends_with("well"), "{health}");
-        let refused = ask(served.address, &get_of("/")).await;
-        assert!(refused.starts_with("HTTP/1.1 503") && refused.contains("retry-after"), "{refused}");
-        drop(idle);
-        let begun = tokio::time::Instant::now();
-        while !ask(served.address, &get_of("/")).await.ends_with("page") {
-            assert!(begun.elapsed() < LIMIT, "room again");
-            tokio::task::yield_now().await;
-        }
-    }
-
-    #[tokio::test]
-    async fn a_head_of_more_than_16_kb_is_refused() {
-        let served = served(8).await;
-        let head = |bytes: usize| {
-            format!("GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Long: {}\r\n\r\n", "x".repeat(bytes))
-        };
-        assert!(ask(served.address, &head(12 << 10)).await.starts_with("HTTP/1.1 200"));
-        // The rest of the head is not read, so that a reset may overtake the answer.
-        let refused = ask(served.address, &head(20 << 10)).await;
-        assert!(refused.is_empty() || refused.starts_with("HTTP/1.1 431"), "{refused}");
-    }
-
-    /// HTTPS with a certificate that `Secure::connect` trusts.
-    struct Secure {
-        served: Served,
-        client: Arc<rustls::ClientConfig>,
-    }
-
-    impl Secure {
-        async fn start() -> Secure {
-            let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).expect("made");
-            let folder = tempfile::tempdir().expect("a folder");
-            let file = folder.path().join("both.pem");
-            std::fs::write(&file, made.cert.pem() + &made.signing_key.serialize_pem()).expect("written");
-            let certificate = Certificate::open("a test", &file, &file).expect("usable");
-            let mut roots = rustls::RootCertStore::empty();
-            roots.add(made.cert.der().clone()).expect("a root");
-            let provider = Arc::new(rustls::crypto::ring::default_provider());
-            let client = rustls::ClientConfig::builder_with_provider(provider)
-                .with_safe_default_protocol_versions()
-                .expect("versions")
-                .with_root_certificates(roots)
-                .with_no_client_auth();
-            Secure { served: served_with(8, Some(certificate)).await, client: Arc::new(client) }
-        }
-
-        async fn connect(&self, protocol: &[u8]) -> tokio_rustls::client::TlsStream<TcpStream> {
-            let mut client = rustls::ClientConfig::clone(&self.client);
-            client.alpn_protocols = vec![protocol.to_vec()];
-            let stream = TcpStream::connect(self.served.address).await.expect("connects");
-            let name = "localhost".try_into().expect("a name");
-            let connector = tokio_rustls::TlsConnector::from(Arc::new(client));
-            connector.connect(name, stream).await.expect("TLS")
-        }
-
-        /// A client of HTTP/2; the task ends with its connection.
-        async fn http2(
-            &self,
-        ) -> (h2::client::SendRequest<bytes::Bytes>, tokio::task::JoinHandle<Result<(), h2::Error>>) {
-            let stream = self.connect(b"h2").await;
-            let (client, connection) = h2::client::handshake(stream).await.expect("HTTP/2");
-            (client, tokio::spawn(connection))
-        }
-    }
-
-    fn asking(header: &str) -> axum::http::Request<()> {
-        axum::http::Request::get("https://localhost/").header("x-long", header).body(()).expect("a request")
-    }
-
-    #[tokio::test]
-    async fn http2_is_spoken_to_who_can_and_http11_to_others() {
-        let secure = Secure::start().await;
-        let (client, _connection) = secure.http2().await;
-        let mut client = client.ready().await.expect("ready");
-        let (answer, _) = client.send_request(asking("short"), true).expect("sent");
-        let (head, mut body) = answer.await.expect("answered").into_parts();
-        assert_eq!(head.status, 200);
-        assert_eq!(body.data().await.expect("a body").expect("read").as_ref(), b"page");
-        // Headers have the same bound.
-        let mut client = client.ready().await.expect("ready");
-        let (answer, _) = client.send_request(asking(&"x".repeat(20 << 10)), true).expect("sent");
-        assert_eq!(answer.await.map(|answer| answer.status().as_u16()).unwrap_or(431), 431);
-        let mut old = secure.connect(b"http/1.1").await;
-        old.write_all(get_of("/").as_bytes()).await.expect("written");
-        let mut answer = Vec::new();
-        old.read_to_end(&mut answer).await.expect("read");
-        assert!(answer.starts_with(b"HTTP/1.1 200") && answer.ends_with(b"page"));
-    }
-
-    #[tokio::test]
-    async fn a_connection_that_only_takes_requests_back_is_closed_and_another_is_served() {
-        let secure = Secure::start().await;
-        let (mut client, connection) = secure.http2().await;
-        let mut sent = 0;
-        // The end of the connection shows in one of the two.
-        while let Ok(ready) = tokio::time::timeout(LIMIT, client.clone().ready()).await.expect("not stuck") {
-            client = ready;
-            let Ok((answer, _)) = client.send_request(asking("short"), true) else { break };
-            drop(answer);
-            sent += 1;
-            assert!(sent < 100_000, "still served");
-            tokio::task::yield_now().await;
-        }
-        let ended = tokio::time::timeout(LIMIT, connection).await.expect("it ends");
-        assert!(ended.is_ok(), "no panic");
-        let (client, _connection) = secure.http2().await;
-        let mut client = client.ready().await.expect("ready");
-        let (answer, _) = client.send_request(asking("short"), true).expect("sent");
-        assert_eq!(answer.await.expect("answered").status(), 200);
-    }
-}
+mod tests;

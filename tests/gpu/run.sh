@@ -181,8 +181,8 @@ batch() {
         job $((64 * count)) > /dev/null
         made=$(job $((${SENTENCES:-1000} * count)))
         one=${one:-$(echo "$made $count" | awk '{ print $1 / $3 }')}
-        echo "$made $count $one" | awk '{ printf "%d workers: %.1f s of speech a second, %.1f s; %.1f %% of linear\n",
-            $3, $1, $2, 100 * $1 / $3 / $4 }' | tee -a "$1/batch.txt"
+        echo "$made $count $one" | awk '{ printf("%d workers: %.1f s of speech a second, %.1f s; %.1f %% of linear\n", $3, $1, $2,
+            100 * $1 / $3 / $4) }' | tee -a "$1/batch.txt"
         kill $started
         wait $started 2> /dev/null || true
         trap - EXIT
@@ -201,8 +201,8 @@ up() {
 
 # A job of so many sentences: seconds of speech a second, and how long it took. Its stream ends with it.
 job() {
-    items=$(awk -v n="$1" 'BEGIN { for (i = 1; i <= n; i++) printf "%s\"Sentence %d of the book is neither short nor very long.\"",
-        i > 1 ? "," : "", i }')
+    items=$(awk -v n="$1" 'BEGIN { for (i = 1; i <= n; i++) {
+        printf("%s\"Sentence %d of the book is neither short nor very long.\"", (i > 1 ? "," : ""), i) } }')
     begun=$(date +%s.%N)
     id=$(printf '{"voice":"%s","items":[%s]}' "${VOICE:-random-k10}" "$items" |
         curl -sf -H 'content-type: application/json' --data-binary @- "$at/v1/audio/speech/batch" |

@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::verdict::{Figure, LATE, Must, Options, TURNS};
+use super::verdict::{Figure, LATE, MEMORY, Must, Options, TURNS};
 use crate::caller::call::{Call, CallError};
 use crate::caller::sip::{Caller, Config, Credentials};
 use crate::caller::speak::Idle;
@@ -65,7 +65,8 @@ struct Notes {
     /// Why turns were not taken, and how often.
     untaken: Mutex<BTreeMap<String, u64>>,
     gaps: AtomicU64,
-    late: AtomicU64,
+    /// When packets came too late for a listener.
+    late: Mutex<Vec<Instant>>,
     lost: AtomicU64,
     refused: AtomicU64,
     unanswered: AtomicU64,
@@ -238,6 +239,7 @@ impl Bed {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as f64;
         let grown = notes.peak.load(Ordering::Relaxed).saturating_sub(self.before) as f64 / f64::from(1 << 20);
         let none = Must::AtMost(0.0);
+        let late = notes.late.lock().unwrap_or_else(PoisonError::into_inner);
         let mut figures = vec![
             Figure::new("gateway ended by itself", f64::from(u8::from(died)), none),
             Figure::new(TURNS, of(&notes.turns), Must::AtLeast(1.0)),
@@ -247,11 +249,11 @@ impl Bed {
             // Nothing to send when it was due, as the gateway itself counts, and sent late for want of a processor.
             Figure::timed("underruns, by the gateway", underruns, none),
             Figure::timed("times that it sent more than a frame late", stalls, Must::Nothing),
-            Figure::timed(LATE, of(&notes.late), none),
+            Figure { at: late.clone(), ..Figure::timed(LATE, late.len() as f64, none) },
             Figure::new("calls lost", of(&notes.lost), none),
             Figure::timed("calls recorded to their end", recorded, Must::AtLeast(self.calls.len() as f64)),
             Figure::timed("recordings that failed, seconds of sound lost", unrecorded, none),
-            Figure::new("memory grown at most, MiB", grown.round(), Must::AtMost(64.0)),
+            Figure::new(MEMORY, grown.round(), Must::AtMost(64.0)),
         ];
         let untaken = notes.untaken.lock().unwrap_or_else(PoisonError::into_inner);
         let causes = untaken.iter();
@@ -296,9 +298,10 @@ async fn listen(call: &Call, id: &str, gateway: &Gateway, notes: &Notes) -> bool
     add(&notes.begun, 1);
     let end = call.silence(onset, TURN_PAUSE, PATIENCE).await;
     let stalls = listen::stalls(&call.take_heard(), onset, end.unwrap_or_else(clock::now), BUFFER);
-    let late = stalls.iter().filter(|stall| stall.cause == StallCause::Late).count();
-    add(&notes.late, late);
-    add(&notes.gaps, stalls.len() - late);
+    let late: Vec<Instant> =
+        stalls.iter().filter(|stall| stall.cause == StallCause::Late).map(|stall| stall.at).collect();
+    add(&notes.gaps, stalls.len() - late.len());
+    notes.late.lock().unwrap_or_else(PoisonError::into_inner).extend(late);
     add(if end.is_some() { &notes.turns } else { &notes.silent }, 1);
     call.status().end.is_none()
 }

@@ -14,7 +14,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::bed::{Bed, PASSWORD, PATIENCE, Site, USER};
 use super::flood::{Flood, source, status};
 use super::noise::{DESCRIPTION, Noise};
-use super::verdict::{Figure, LATE, Must, Options};
+use super::verdict::{Figure, LATE, MEMORY, Must, Options};
 use crate::caller::call::CallError;
 use crate::caller::sip::{Caller, Config, Credentials, answer_challenge};
 use crate::clock;
@@ -29,6 +29,9 @@ const PLACES: f64 = 1_000.0;
 const NONE: Must = Must::AtMost(0.0);
 /// The call whose one right answer is sent again and again.
 const REPLAYED: &str = "replayed";
+/// What a gateway may set aside for a connection that says nothing, a WebSocket among them, KiB.
+const IDLE_CONNECTION: f64 = 48.0;
+
 /// A minute as it shows in answers, which may be late by turns.
 const MINUTE: Duration = Duration::from_secs(58);
 
@@ -481,7 +484,11 @@ pub(super) async fn slow(options: &Options) -> Result<Vec<Figure>, CallError> {
         clock::sleep_until(clock::now() + options.lasts / 4).await;
         drop(held);
     }
-    figures.extend(bed.end().await);
+    let connections = each as f64 * IDLE_CONNECTION / 1_024.0;
+    figures.extend(bed.end().await.into_iter().map(|figure| match (figure.what.as_str(), figure.must) {
+        (MEMORY, Must::AtMost(most)) => Figure { must: Must::AtMost((most + connections).floor()), ..figure },
+        _ => figure,
+    }));
     Ok(figures)
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -61,6 +61,12 @@ impl FromStr for Row {
 
 /// The figure that tells how many turns were heard.
 pub(super) const TURNS: &str = "turns heard on the calls that were up";
+/// Late packets of two rows within this are of one pause of the computer.
+const TOGETHER: Duration = Duration::from_millis(250);
+
+/// The figure that tells how much larger the gateway's process became.
+pub(super) const MEMORY: &str = "memory grown at most, MiB";
+
 /// The figure that tells how many packets came too late for a listener: those of the gateway and those of a computer that stood
 /// still, its telephones included.
 pub(super) const LATE: &str = "packets late behind a buffer of 60 ms";
@@ -119,11 +125,14 @@ pub struct Figure {
     pub must: Must,
     /// Whether it is a matter of how fast this computer is.
     pub timing: bool,
+    /// When each of what is counted was, where that is known.
+    #[serde(skip)]
+    pub at: Vec<Instant>,
 }
 
 impl Figure {
     pub(super) fn new(what: impl Into<String>, value: f64, must: Must) -> Figure {
-        Figure { what: what.into(), value, must, timing: false }
+        Figure { what: what.into(), value, must, timing: false, at: Vec::new() }
     }
 
     pub(super) fn timed(what: impl Into<String>, value: f64, must: Must) -> Figure {
@@ -173,8 +182,9 @@ pub struct Findings {
 
 impl Verdict {
     /// Judges late packets by those of `control`, the same calls without an attack: at most as many a turn, and what chance
-    /// adds to a count (three standard deviations of a Poisson count, and of the control's own). Without a late packet there,
-    /// none is allowed here either.
+    /// adds to a count (three standard deviations of a Poisson count, and of the control's own); or those that were late when
+    /// the control's were, in which the computer stood still for both. Without a late packet there, none is allowed here
+    /// either.
     pub fn beside(&mut self, control: &Verdict) {
         let of =
             |verdict: &Verdict, what: &str| verdict.figures.iter().find(|figure| figure.what == what).map(|f| f.value);
@@ -184,7 +194,13 @@ impl Verdict {
         let expected = late * share;
         let chance = 3.0 * (expected + late * share * share).sqrt();
         let Some(at) = self.figures.iter().position(|figure| figure.what == LATE) else { return };
-        self.figures[at].must = Must::AtMost((expected + chance).floor());
+        let theirs = control.figures.iter().filter(|figure| figure.what == LATE).flat_map(|figure| &figure.at);
+        let theirs: Vec<Instant> = theirs.copied().collect();
+        let together =
+            |one: &&Instant| theirs.iter().any(|other| one.max(&other).duration_since(**one.min(&other)) < TOGETHER);
+        let together = self.figures[at].at.iter().filter(together).count() as f64;
+        self.figures[at].must = Must::AtMost((expected + chance).floor().max(together));
+        self.figures.insert(at + 1, Figure::new("  when those of the control row were late", together, Must::Nothing));
         self.figures.insert(at + 1, Figure::new("  in as many turns of the control row", expected, Must::Nothing));
     }
 
