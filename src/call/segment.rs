@@ -118,7 +118,10 @@ impl Segmenter {
         // A number may go on behind its point, and a shortened word always does.
         let chars = before.char_indices().collect::<Vec<_>>();
         last != '.'
-            || !(before.ends_with(|c: char| c.is_ascii_digit()) || is_abbreviation(&chars) || is_numbered(&chars))
+            || !(before.ends_with(|c: char| c.is_ascii_digit())
+                || is_abbreviation(&chars)
+                || is_numbered(&chars)
+                || is_day(before))
     }
 
     /// The writer pauses: what is probably complete counts as complete and is appended to `out`.
@@ -211,7 +214,11 @@ impl Segmenter {
                         let word =
                             chars[behind..].iter().map(|(_, c)| *c).find(|c| !c.is_whitespace() || *c == PARAGRAPH);
                         let numbered = word.is_some_and(|next| next.is_ascii_digit()) && is_numbered(&chars[..n]);
-                        let shortened = c == '.' && (numbered || is_abbreviation(&chars[..n]));
+                        // "Mo. - Fr.", "lun. 5 mai"
+                        let goes_on = word
+                            .is_some_and(|next| next.is_ascii_digit() || matches!(next, '-' | '–' | '—' | '/' | '&'));
+                        let day = goes_on && ends_in_day(&chars[..n]);
+                        let shortened = c == '.' && (numbered || day || is_abbreviation(&chars[..n]));
                         word.is_some_and(|next| !next.is_lowercase()) && !shortened
                     }
                     Some(_) => false,
@@ -222,6 +229,8 @@ impl Segmenter {
                 }
             }
             let ends_clause = match c {
+                // "Di., Mi. und Do."
+                ',' if n > 1 && at(n - 1) == Some('.') && ends_in_day(&chars[..n - 1]) => false,
                 ',' | ';' | ':' => at(n + 1).is_some_and(char::is_whitespace),
                 '—' | '–' | '，' | '、' | '：' | '；' => at(n + 1).is_some(),
                 _ => false,
@@ -297,17 +306,50 @@ pub(super) fn is_closer(c: char) -> bool {
     matches!(c, '"' | '\'' | ')' | ']' | '”' | '’' | '»' | '」' | '』' | '）' | '】' | '》') || is_place(c)
 }
 
+/// Days of the week as they are shortened. Some are words as well: only what follows shows which they are.
+const DAYS: [&str; 29] = [
+    "mo", "di", "mi", "do", "fr", "sa", "so", "mon", "tue", "tues", "wed", "thu", "thur", "thurs", "fri", "sat", "sun",
+    "lun", "mar", "mer", "jeu", "ven", "sam", "dim", "mié", "jue", "vie", "sáb", "dom",
+];
+
+/// Of these the ones that end no sentence, as they are written.
+const ONLY_DAYS: [&str; 26] = [
+    "Mo", "Di", "Mi", "Do", "Sa", "Mon", "Tue", "Wed", "Thu", "Fri", "lun", "jeu", "ven", "sam", "mié", "jue", "sáb",
+    "Lun", "Mer", "Jeu", "Ven", "Mié", "Jue", "Sáb", "Sat", "Sun",
+];
+
+/// The last word of `before`.
+fn last_word(before: &[(usize, char)]) -> String {
+    let word = before.iter().rev().map(|(_, c)| *c).take_while(|c| c.is_alphanumeric()).collect::<Vec<_>>();
+    word.into_iter().rev().collect()
+}
+
+fn ends_in_day(before: &[(usize, char)]) -> bool {
+    DAYS.contains(&last_word(before).to_lowercase().as_str())
+}
+
+/// Whether the last word of `text`, with or without its full stop, is a day of the week as it is shortened: one that is
+/// written so nowhere else, or any behind another day.
+fn is_day(text: &str) -> bool {
+    let day = |word: &str, known: &[&str], low: bool| {
+        let word = word.trim_end_matches(['.', ',']);
+        if low { known.contains(&word.to_lowercase().as_str()) } else { known.contains(&word) }
+    };
+    let mut words = text.rsplit(|c: char| c.is_whitespace() || matches!(c, '-' | '–' | '/'));
+    let (last, before) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    day(last, &ONLY_DAYS, false) || (day(last, &DAYS, true) && day(before, &ONLY_DAYS, false))
+}
+
 /// Whether the full stop behind `before` belongs to a word that is shortened before a number.
 fn is_numbered(before: &[(usize, char)]) -> bool {
-    let word = before.iter().rev().map(|(_, c)| *c).take_while(|c| c.is_alphanumeric()).collect::<Vec<_>>();
-    let word = word.into_iter().rev().collect::<String>().to_lowercase();
+    let word = last_word(before).to_lowercase();
     (word.len() == 1 && word.starts_with(char::is_alphabetic)) || NUMBERED.contains(&word.as_str())
 }
 
 /// Shortened words that end no sentence when a number follows.
-const NUMBERED: [&str; 20] = [
+const NUMBERED: [&str; 21] = [
     "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov", "dec", "apt", "tel", "art", "para",
-    "max", "min", "abs", "kap",
+    "max", "min", "abs", "kap", "rs",
 ];
 
 /// Whether the full stop behind `before` belongs to a shortened word.
@@ -328,7 +370,15 @@ fn is_abbreviation(before: &[(usize, char)]) -> bool {
     // "am 5. Januar", "der 3. Platz": German ordinals.
     let ordinal = word.len() <= 2 && word.chars().all(|c| c.is_ascii_digit()) && {
         let text = before.iter().map(|(_, c)| *c).collect::<String>();
-        let article = text.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end().rsplit(' ').next();
+        // "vom 1.-5. Mai", "vom 1. bis 5. Mai"
+        let of_number = |c: char| c.is_ascii_digit() || matches!(c, '.' | '-' | '–' | ' ');
+        let span = text.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end().trim_end_matches(['-', '–']);
+        if span.len() < text.trim_end_matches(|c: char| c.is_ascii_digit()).len() && span.trim_end().ends_with('.') {
+            return true;
+        }
+        let text = text.trim_end_matches(of_number);
+        let text = text.strip_suffix(" bis").map_or(text, |from| from.trim_end_matches(of_number));
+        let article = text.rsplit(' ').next();
         article.is_some_and(|word| BEFORE_ORDINALS.contains(&word.to_lowercase().as_str()))
     };
     // "U.S", "z.B": stops inside.
@@ -343,10 +393,10 @@ const BEFORE_ORDINALS: [&str; 14] =
 
 /// Shortened words that are usually followed by a capital or a number. Those that often end sentences
 /// ("etc.", "Inc.") are left out: a small letter behind them is enough of a sign.
-const ABBREVIATIONS: [&str; 40] = [
+const ABBREVIATIONS: [&str; 41] = [
     "dr", "mr", "mrs", "ms", "prof", "st", "sr", "sra", "jr", "mt", "ft", "vs", "no", "nos", "nr", "vol", "ch", "pp",
     "fig", "eq", "sec", "gen", "col", "lt", "sgt", "capt", "rev", "hon", "gov", "sen", "rep", "mme", "mlle", "hr",
-    "fr", "ca", "approx", "ext", "maj", "cmdr",
+    "fr", "ca", "approx", "ext", "maj", "cmdr", "av",
 ];
 
 /// `text` without what should not be read aloud, in one line.

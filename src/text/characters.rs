@@ -20,6 +20,10 @@ pub(super) trait Characters: 'static {
     const RANGE: &'static str;
     /// From one to the other.
     const TO: &'static str;
+    /// Between a whole number and a part.
+    const AND: &'static str;
+    /// Between the parts of a fraction, of which the one below stands first.
+    const PARTS: &'static str;
     /// Units by their sign.
     const UNITS: &'static [(&'static str, &'static str)];
 
@@ -150,12 +154,62 @@ pub(super) fn full_dates<C: Characters>(rules: &mut Vec<Rule>) {
     });
 }
 
+/// A year of two digits, month and day: "24/1/30".
+pub(super) fn short_dates<C: Characters>(rules: &mut Vec<Rule>) {
+    rule(rules, r"(\d{2})/(\d{1,2})/(\d{1,2})", |c, _| date::<C>(Some(&c[1]), &c[2], Some(&c[3])));
+}
+
 /// Year and month, and month and day, with zeros that tell them from other numbers.
 pub(super) fn partial_dates<C: Characters>(rules: &mut Vec<Rule>) {
     rule(rules, r"((?:1[5-9]|20)\d{2})[-/.](0[1-9]|1[0-2])", |c, _| date::<C>(Some(&c[1]), &c[2], None));
     rule(rules, r"(0[1-9]|1[0-2])[-/.]((?:1[5-9]|20)\d{2})", |c, _| date::<C>(Some(&c[2]), &c[1], None));
     rule(rules, r"(0[1-9])[-/.](0[1-9]|[12]\d|3[01])", |c, _| date::<C>(None, &c[1], Some(&c[2])));
     rule(rules, r"(1[0-2])/(0[1-9]|[12]\d|3[01])", |c, _| date::<C>(None, &c[1], Some(&c[2])));
+}
+
+/// Signs of fractions, the part above and the one below.
+const FRACTIONS: [(&str, u128, u128); 9] = [
+    ("½", 1, 2),
+    ("⅓", 1, 3),
+    ("⅔", 2, 3),
+    ("¼", 1, 4),
+    ("¾", 3, 4),
+    ("⅕", 1, 5),
+    ("⅛", 1, 8),
+    ("⅜", 3, 8),
+    ("⅝", 5, 8),
+];
+
+/// A fraction behind a whole number, and one that is a single sign: "1 1/2", "2½", "¾".
+pub(super) fn mixed<C: Characters>(rules: &mut Vec<Rule>) {
+    rule(rules, r"(\d{1,3})(?: |と|又)(\d{1,2})[/⁄](\d{1,2})|(\d{0,3}) ?([½⅓⅔¼¾⅕⅛⅜⅝])", |c, _| {
+        let (whole, top, bottom) = match c.get(5) {
+            Some(sign) => {
+                FRACTIONS.iter().find(|(known, ..)| *known == sign.as_str()).map(|(_, t, b)| (&c[4], *t, *b))?
+            }
+            None => (&c[1], number(&c[2]), number(&c[3])),
+        };
+        (0 < top && top < bottom).then_some(())?;
+        let whole = if whole.is_empty() { String::new() } else { quantity::<C>(whole) + C::AND };
+        Some(format!("{whole}{}{}{}", C::cardinal(bottom), C::PARTS, C::cardinal(top)))
+    });
+}
+
+/// A Roman numeral that numbers what follows it: "第III章", "第Ⅳ卷".
+pub(super) fn roman<C: Characters>(rules: &mut Vec<Rule>) {
+    const SIGNS: [char; 12] = ['Ⅰ', 'Ⅱ', 'Ⅲ', 'Ⅳ', 'Ⅴ', 'Ⅵ', 'Ⅶ', 'Ⅷ', 'Ⅸ', 'Ⅹ', 'Ⅺ', 'Ⅻ'];
+    loose(
+        rules,
+        r"第?([IVX]{1,6}|[Ⅰ-Ⅻ])([章节節卷巻部篇编編届回集幕条期类類级級型度代]|阶段)",
+        |c, _| {
+            // Letters without the sign before them may be a name.
+            let sure = c[0].starts_with('第') || !c[1].is_ascii();
+            sure.then_some(())?;
+            let before = if c[0].starts_with('第') { "第" } else { "" };
+            let sign = SIGNS.iter().position(|sign| c[1].starts_with(*sign)).map(|at| at as u128 + 1);
+            Some(format!("{before}{}{}", C::cardinal(sign.or_else(|| super::en::roman(&c[1]))?), &c[2]))
+        },
+    );
 }
 
 /// More points than a number has: a version.

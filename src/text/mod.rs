@@ -11,6 +11,7 @@
 
 mod address;
 mod characters;
+mod days;
 mod en;
 pub(crate) mod english;
 mod europe;

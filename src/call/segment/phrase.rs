@@ -13,7 +13,7 @@
 
 use std::cell::LazyCell;
 
-use super::{ABBREVIATIONS, NUMBERED};
+use super::{ABBREVIATIONS, NUMBERED, is_day};
 use crate::text::{Lexicon, is_spaced};
 
 /// How long the writer has been silent.
@@ -80,7 +80,7 @@ pub(super) fn cut(
         }
         // What an entry begins with is said by it, whatever it looks like.
         let plain = open.is_some_and(|open| text[at..open].trim().is_empty()) || is_plain(first_word(&text[at..end]));
-        if !(is_plain(last_word(&text[..at])) && plain && keeps(at)) {
+        if !(is_plain(last_word(&text[..at])) && plain && !of_days(&text[..at]) && keeps(at)) {
             continue;
         }
         if clause {
@@ -119,7 +119,13 @@ fn may_end(text: &str) -> bool {
     }
     let numbered =
         text.split_whitespace().rev().take(OF_A_NUMBER).any(|word| word.contains(|c: char| c.is_ascii_digit()));
-    is_plain(word) && !numbered
+    is_plain(word) && !numbered && !of_days(text)
+}
+
+/// Whether `text` ends in a day of the week as it is shortened, or in the word behind one: "Mo. bis" goes on with "Fr.".
+fn of_days(text: &str) -> bool {
+    let text = text.trim_end();
+    is_day(text) || text.rsplit_once(char::is_whitespace).is_some_and(|(before, _)| is_day(before.trim_end()))
 }
 
 fn probes_agree(text: &str, say: &dyn Fn(&str) -> String) -> bool {

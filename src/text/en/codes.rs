@@ -9,6 +9,23 @@ use crate::text::scan::{Context, End, Rule};
 
 /// House numbers and IP addresses.
 pub(super) fn addresses(rules: &mut Vec<Rule>) {
+    // "708 N 1st St": the way it goes and a number for a name.
+    rule(rules, r"(\d{1,5}) ([NSEW]) (\d{1,3}(?:st|nd|rd|th)|[A-Z][a-z]+) ([A-Z][a-z]+)(\.?)", |c, context| {
+        let kind = STREETS.iter().find(|(short, _)| *short == &c[4])?.1;
+        let way = match &c[2] {
+            "N" => "North",
+            "S" => "South",
+            "E" => "East",
+            _ => "West",
+        };
+        let name = match c[3].trim_end_matches(char::is_alphabetic) {
+            "" => c[3].to_owned(),
+            nth => super::ordinal(number(nth)),
+        };
+        let ends = !c[5].is_empty()
+            && (context.after.trim().is_empty() || context.next_word().starts_with(char::is_uppercase));
+        Some(format!("{} {way} {name} {kind}{}", pairs(&c[1]), if ends { "." } else { "" }))
+    });
     rule(rules, r"(\d{1,5})([A-Z]?)((?: [A-Z][a-z]+){1,3}) ([A-Z][a-z]+)(\.?)", |c, context| {
         let kind = STREETS.iter().find(|(short, _)| *short == &c[4])?.1;
         // The stop of a shortened word, unless it ends the sentence as well.
@@ -107,16 +124,21 @@ pub(super) fn links(rules: &mut Vec<Rule>) {
             (!context.next().is_some_and(char::is_alphanumeric)).then(|| address(c[0].trim_start_matches("mailto:")))
         },
     );
-    loose(rules, r"(?i:https?|ftp|sips?|wss?)://?([^\s<>()\x22\u{201d}\u{3000}-\u{9fff}]{2,160})", |c, _| {
+    loose(rules, r"(?i:https?|ftp|file|sips?|wss?)://?([^\s<>()\x22\u{201d}\u{3000}-\u{9fff}]{2,160})", |c, _| {
         let end = c[0].trim_end_matches(['.', ',', '!', '?', ';', ':', '\'']).len();
         // The signs that end the sentence are kept as they are.
         let tail = &c[0][end..];
         let start = c[0].find("//").map_or(c[0].find(':')? + 1, |at| at + 2);
         (start < end).then(|| format!("{}{tail}", address(c[0][start..end].trim_end_matches('/'))))
     });
+    loose(rules, r"www(?:\.[A-Za-z0-9-]{1,63}){1,4}\.([a-z]{2,6})((?:/[A-Za-z0-9_.~%#?&=+-]*)*)", |c, context| {
+        let end = c[0].trim_end_matches(['.', '?', '/']).len();
+        let carried = context.next().is_some_and(char::is_alphanumeric);
+        (!carried).then(|| format!("{}{}", address(&c[0][..end]), c[0][end..].trim_start_matches('/')))
+    });
     loose(
         rules,
-        r"(?:www\.)?(?:[A-Za-z0-9-]{1,63}\.){1,4}(com|org|net|edu|gov|io|ai|dev|app|info|co|uk|de|fr|es|eu|cn|jp|us|ca|me|tv|biz|xyz|int|mil)(:\d{2,5})?((?:/[A-Za-z0-9_.~%#?&=+-]*)*)",
+        r"(?:www\.)?(?:[A-Za-z0-9_-]{1,63}\.){1,4}(com|org|net|edu|gov|io|ai|dev|app|info|co|uk|de|fr|es|eu|cn|jp|us|ca|me|tv|biz|xyz|int|mil)(:\d{2,5})?((?:/[A-Za-z0-9_.~%#?&=+-]*)*)",
         |c, context| {
             let text = &c[0];
             let end = text.trim_end_matches(['.', '?', '/']).len();
@@ -134,7 +156,11 @@ pub(super) fn links(rules: &mut Vec<Rule>) {
         let coded = c[1].contains(|c: char| c.is_ascii_digit()) && c[1].contains(|c: char| !c.is_ascii_digit());
         coded.then(|| format!("number {}", c[1].split('-').map(letters).collect::<Vec<_>>().join(", ")))
     });
-    loose(rules, r"#([A-Za-z][A-Za-z0-9_]{1,60})", |c, _| Some(format!("hashtag {}", address(&c[1]))));
+    loose(rules, r"#([A-Za-z][A-Za-z0-9_]{1,60})", |c, context| {
+        // Inside a word it is the sign and nothing more.
+        let inside = context.last().is_some_and(char::is_alphanumeric);
+        Some(format!("{} {}", if inside { " hash" } else { "hashtag" }, address(&c[1])))
+    });
 }
 
 /// Letters stay words, signs are named, digits are read in short runs.
@@ -273,7 +299,7 @@ fn ends_before(before: &str, word: &str) -> bool {
 }
 
 fn is_state(before: &str) -> bool {
-    let word = before.trim_end();
+    let word = before.trim_end().trim_end_matches(',');
     super::tables::STATES.iter().any(|(short, _)| word.strip_suffix(short).is_some_and(|rest| rest.ends_with(", ")))
 }
 
@@ -289,6 +315,9 @@ pub(super) fn mixed(c: &regex::Captures<'_>, context: &Context<'_>) -> Option<St
         1..=4 if !joined(context.last()) && c[2].is_empty() => quantity(number),
         _ => digits(number, "zero"),
     };
+    // The first of several letters goes with the others: "A321neo".
+    let gap = if context.next().is_some_and(char::is_alphabetic) { "" } else { behind };
     let letter = if c[2].is_empty() { String::new() } else { format!(" {}", &c[2]) };
+    let behind = if c[2].is_empty() { behind } else { gap };
     Some(format!("{before}{said}{letter}{behind}"))
 }

@@ -4,7 +4,8 @@ use regex::Captures;
 
 use super::numbers::{cardinal, ordinal, pairs, plural, quantity, year};
 use super::tables::{DAYS, MONTHS};
-use super::{number, rule};
+use super::{loose, number, rule};
+use crate::text::days;
 use crate::text::scan::{Context, Rule};
 
 const MONTH: &str = "(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)";
@@ -32,7 +33,9 @@ pub(super) fn rules(rules: &mut Vec<Rule>) {
         if first > 12 { date(Some(&c[1]), second, Some(&c[5])) } else { date(Some(&c[3]), first, Some(&c[5])) }
     });
     rule(rules, &format!(r"(?i)(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({MONTH})\.?,? (\d{{4}})"), |c, context| {
-        date(Some(&c[1]), month(&c[2])?, Some(&c[3])).map(|said| behind_article(said, context))
+        // Between a day and a year "may" is no verb.
+        let month = month(&c[2]).or_else(|| month(&c[2].to_uppercase()))?;
+        date(Some(&c[1]), month, Some(&c[3])).map(|said| behind_article(said, context))
     });
     rule(rules, &format!(r"(?i)(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({MONTH})(\.?)"), |c, context| {
         let said = behind_article(date(Some(&c[1]), month(&c[2])?, None)?, context);
@@ -72,6 +75,10 @@ pub(super) fn rules(rules: &mut Vec<Rule>) {
         let said = if first > 12 { date(Some(&c[1]), second, None) } else { date(Some(&c[2]), first, None) };
         said.map(|said| behind_article(said, context))
     });
+    // "12/05": no share is of "05".
+    rule(rules, r"([1-9]|1[0-2])/(0[1-9])", |c, context| {
+        date(Some(&c[2]), number(&c[1]), None).map(|said| behind_article(said, context))
+    });
     rule(rules, r"(0?[1-9]|1[0-2])/(20\d{2})", |c, _| date(None, number(&c[1]), Some(&c[2])));
     rule(rules, r"(0[1-9])/(\d{2})", |c, _| Some(format!("{} {}", quantity(&c[1]), pairs(&c[2]))));
     // 11/17/05: as above, of this century or the last.
@@ -97,6 +104,7 @@ pub(super) fn rules(rules: &mut Vec<Rule>) {
     // 1990s, 1990's, '70s
     rule(rules, r"'(\d0)'?s", |c, _| Some(plural(&cardinal(number(&c[1])))));
     rule(rules, &format!(r"({DECADE})'?s"), |c, _| Some(decade(&c[1])));
+    rule(rules, r"((?:18|19|20)\d0) s", |c, _| Some(decade(&c[1])));
     rule(rules, r"'(\d{2})", |c, context| {
         let before = context.last_word().to_lowercase();
         (matches!(before.as_str(), "of" | "in" | "since" | "summer" | "class") && &c[1] >= "10")
@@ -107,9 +115,16 @@ pub(super) fn rules(rules: &mut Vec<Rule>) {
         let said = if c[1].len() == 3 { pairs(&c[1]) } else { year(number(&c[1])) };
         Some(format!("{said} {era}"))
     });
+    // "mid-2024"
+    rule(rules, r"[-–]((?:19|20)\d{2})", |c, context| {
+        let part = matches!(context.last_word().to_lowercase().as_str(), "mid" | "early" | "late" | "post" | "pre");
+        part.then(|| format!(" {}", year(number(&c[1]))))
+    });
     // Years that go on to another.
-    rule(rules, r"((?:1[1-9]|20)\d{2}) ?[-–—] ?((?:1[1-9]|20)\d{2})", |c, _| {
-        Some(format!("{} to {}", year(number(&c[1])), year(number(&c[2]))))
+    rule(rules, r"((?:1[1-9]|20)\d{2}) ?[-–—] ?((?:1[1-9]|20)\d{2})", |c, context| {
+        // "1980-1970 kg" are weights.
+        let measured = super::measures::is_unit(context.next_word()) && context.next_word().len() > 1;
+        (!measured).then(|| format!("{} to {}", year(number(&c[1])), year(number(&c[2]))))
     });
     rule(rules, r"((?:1[1-9]|20)\d{2})[-–/](\d{2})", |c, _| {
         let (from, to) = (number(&c[1]), number(&c[2]));
@@ -128,10 +143,12 @@ fn times(rules: &mut Vec<Rule>) {
     });
     rule(
         rules,
-        &format!(r"(\d{{1,2}})(?:[:.](\d{{2}}))? ?(?i:({HALF}))? ?[-–—] ?(\d{{1,2}})(?:[:.](\d{{2}}))? ?(?i:({HALF}))"),
+        &format!(
+            r"(\d{{1,2}})(?:[:.](\d{{2}}))? ?(?i:({HALF}))? ?[-–—] ?(\d{{1,2}})(?:[:.](\d{{2}}))? ?(?i:({HALF})){ZONE}"
+        ),
         |c, _| {
             let (from, to) = (time(c, [1, 2, 3])?, time(c, [4, 5, 6])?);
-            Some(format!("{from} to {to}"))
+            Some(format!("{from} to {to}{}", zone(c.get(7).map(|zone| zone.as_str()))))
         },
     );
     rule(rules, r"(\d{1,2}):(\d{2}) ?[-–—] ?(\d{1,2}):(\d{2})", |c, _| {
@@ -197,14 +214,18 @@ pub(super) fn words(rules: &mut Vec<Rule>) {
     rule(rules, r"(Jan|Feb|Apr|Aug|Sept?|Oct|Nov|Dec)\.", |c, _| {
         Some(MONTHS.get(month(&c[1])? as usize - 1)?.0.to_owned())
     });
-    rule(
-        rules,
-        r"(Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)\.? ?[-–—] ?(Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)(\.?)",
-        |c, _| Some(format!("{} to {}", day(&c[1])?, day(&c[2])?)),
-    );
+    loose(rules, &days::pattern("(?:Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)"), |c, context| {
+        days::say(&c[0], context.after, day, "to", "and")
+    });
+    // Hours of shops.
+    loose(rules, "M[-–]F(:? )", |c, context| {
+        context.next().is_some_and(|next| next.is_ascii_digit()).then(|| format!("Monday to Friday{}", &c[1]))
+    });
     rule(rules, r"(Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)\.", |c, _| Some(day(&c[1])?.to_owned()));
     rule(rules, r"(Mon|Tues?|Wed|Thu(?:rs?)?|Fri)", |c, context| {
-        (context.after.starts_with(", ")).then(|| day(&c[1])).flatten().map(str::to_owned)
+        let numbered =
+            context.after.strip_prefix(' ').is_some_and(|next| next.starts_with(|c: char| c.is_ascii_digit()));
+        (numbered || context.after.starts_with(", ")).then(|| day(&c[1])).flatten().map(str::to_owned)
     });
 }
 

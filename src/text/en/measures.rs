@@ -11,7 +11,7 @@ use crate::text::scan::Rule;
 const N: &str = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)";
 const SIGN: &str = "[-−–]";
 const MAGNITUDE: &str = "(?:thousand|million|billion|trillion|quadrillion|hundred)";
-const CURRENCY: &str = r"(?:US\$|AU?\$|CA?\$|HK\$|NZ\$|S\$|USD|AUD|CAD|HKD|NZD|SGD|EUR|GBP|JPY|CNY|RMB|INR|KRW|RUB|CHF|BTC|TRY|ILS|[$€£¥￥₹₩₽₿₺₪])";
+const CURRENCY: &str = r"(?:US\$|AU?\$|CA?\$|HK\$|NZ\$|S\$|USD|AUD|CAD|HKD|NZD|SGD|EUR|GBP|JPY|CNY|RMB|INR|KRW|RUB|CHF|AED|Rs\.?|BTC|TRY|ILS|[$€£¥￥₹₩₽₿₺₪])";
 const UNIT: &str = r"(?:sq ?ft|sq ?mi|sq ?m|sq ?km|fl oz|[°º] ?[CF]|[℃℉°º%‰Ω]|[A-Za-zµμ]{1,4})";
 
 /// What begins with a digit or a sign.
@@ -54,11 +54,7 @@ pub(super) fn rules(rules: &mut Vec<Rule>) {
     rule(rules, r"(\d{1,3}) ?[x×] (daily|weekly|monthly|yearly|a|per|each|every)", |c, _| {
         Some(format!("{} {} {}", quantity(&c[1]), if &c[1] == "1" { "time" } else { "times" }, &c[2]))
     });
-    // 4 1/2 lbs
-    rule(rules, &format!(r"(\d{{1,6}}) (\d{{1,2}})/(\d{{1,2}}) ?({UNIT})"), |c, _| {
-        let (_, many) = named(&c[4])?;
-        (number(&c[2]) < number(&c[3])).then(|| format!("{} and {} {many}", quantity(&c[1]), part(&c[2], &c[3])))
-    });
+    recipes(rules);
     // Blood pressure.
     rule(rules, r"(\d{2,3})/(\d{2,3})(?: ?mm ?Hg)", |c, _| {
         Some(format!("{} over {} millimeters of mercury", quantity(&c[1]), quantity(&c[2])))
@@ -101,9 +97,11 @@ pub(super) fn rules(rules: &mut Vec<Rule>) {
             Some(format!("{minus}{} to {} {unit}", decimal(&c[2]), decimal(&c[3])))
         },
     );
-    rule(rules, &format!(r"({N}) ?[*×x] ?({N}) ?({UNIT})([²³23]|\^[23])?(?:/({UNIT})([²³23])?)?"), |c, _| {
-        let (_, unit) = unit(c, 3)?;
-        Some(format!("{} times {} {unit}", decimal(&c[1]), decimal(&c[2])))
+    // Sides; with an asterisk it is a product.
+    rule(rules, &format!(r"({N}) ?([*×x]) ?({N}) ?({UNIT})([²³23]|\^[23])?(?:/({UNIT})([²³23])?)?"), |c, _| {
+        let (_, unit) = unit(c, 4)?;
+        let sign = if &c[2] == "*" { "times" } else { "by" };
+        Some(format!("{} {sign} {} {unit}", decimal(&c[1]), decimal(&c[3])))
     });
     rule(
         rules,
@@ -143,6 +141,21 @@ pub(super) fn rules(rules: &mut Vec<Rule>) {
 const COMMA: &str = r"(\d{1,3}(?:\.\d{3})*|\d{1,9}),(\d{2})";
 
 fn money(rules: &mut Vec<Rule>) {
+    // "$5M-$10M": each with its size.
+    rule(
+        rules,
+        &format!(
+            r"({CURRENCY}) ?({N}) ?({MAGNITUDE}|bn|tn|[kKMBmb]) ?[-–—] ?({CURRENCY}) ?({N}) ?({MAGNITUDE}|bn|tn|[kKMBmb])"
+        ),
+        |c, _| {
+            let one = |at: usize| Some(amount(currency(&c[at])?, &c[at + 1], Some(&c[at + 2])));
+            Some(format!("{} to {}", one(1)?, one(4)?))
+        },
+    );
+    // The groups of India.
+    rule(rules, &format!(r"({CURRENCY}) ?(\d{{1,2}}(?:,\d{{2}})+,\d{{3}})"), |c, _| {
+        Some(amount(currency(&c[1])?, &c[2].replace(',', ""), None))
+    });
     rule(rules, &format!(r"({CURRENCY}) ?{COMMA}"), |c, _| {
         Some(amount(currency(&c[1])?, &format!("{}.{}", c[2].replace('.', ""), &c[3]), None))
     });
@@ -202,6 +215,7 @@ fn per(unit: Option<&str>) -> String {
     let word = match unit {
         None => return String::new(),
         Some("mo") => "month",
+        Some("ea") => return " each".to_owned(),
         Some("yr") => "year",
         Some("hr") => "hour",
         Some("wk") => "week",
@@ -283,6 +297,11 @@ fn unit(c: &Captures<'_>, at: usize) -> Option<(String, String)> {
     Some((format!("{power}{one} per {by_power}{by}"), format!("{power}{many} per {by_power}{by}")))
 }
 
+/// Whether `sign` is of a unit.
+pub(super) fn is_unit(sign: &str) -> bool {
+    named(sign).is_some()
+}
+
 fn named(sign: &str) -> Option<(&'static str, &'static str)> {
     let sign = sign.replace('º', "°");
     let sign = sign.as_str();
@@ -306,41 +325,98 @@ fn power(sign: Option<&str>, unit: &str) -> Option<&'static str> {
 /// Shares: 1/2, 23 4/5, ¾, 2½.
 fn vulgar(rules: &mut Vec<Rule>) {
     rule(rules, r"24/7", |_, _| Some("twenty four seven".into()));
-    rule(rules, r"50/50", |_, _| Some("fifty fifty".into()));
+    rule(rules, r"24/7/365", |_, _| Some("twenty four seven three sixty five".into()));
+    // "80/20": two parts of a hundred.
+    rule(rules, r"([1-9]0)/([1-9]0)", |c, _| {
+        (number(&c[1]) + number(&c[2]) == 100).then(|| format!("{} {}", quantity(&c[1]), quantity(&c[2])))
+    });
     rule(rules, r"9/11", |_, _| Some("nine eleven".into()));
-    rule(rules, r"(-?)(\d{1,6}) (\d{1,3})/(\d{1,4})(?:st|nd|rd|th)?", |c, _| {
+    // "1-1/2 cups", too.
+    rule(rules, r"(-?)(\d{1,6})[ -](\d{1,3})[/⁄](\d{1,4})(?:st|nd|rd|th)?", |c, _| {
         (number(&c[3]) < number(&c[4])).then(|| {
             let sign = if c[1].is_empty() { "" } else { "negative " };
             format!("{sign}{} and {}", quantity(&c[2]), part(&c[3], &c[4]))
         })
     });
-    rule(rules, r"(-?)(\d{1,6})/(\d{1,6})(?:st|nd|rd|ths?)?", |c, _| {
-        let sign = if c[1].is_empty() { "" } else { "negative " };
+    // Numbers of files and the like: three and more are no share.
+    rule(rules, r"\d{1,7}(?:/\d{1,7}){2,5}", |c, _| {
+        Some(c[0].split('/').map(quantity).collect::<Vec<_>>().join(" slash "))
+    });
+    rule(rules, r"(-?)(\d{1,6})[/⁄](\d{1,6})(?:st|nd|rds?|ths?)?", |c, context| {
+        let sign = match context.last() {
+            _ if c[1].is_empty() => "",
+            // A hyphen.
+            Some(last) if last.is_alphanumeric() => " ",
+            _ => "negative ",
+        };
         (number(&c[3]) > 1).then(|| format!("{sign}{}", fraction(&c[2], &c[3])))
     });
     loose(rules, r"(\d{0,6}) ?([½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])", |c, _| {
-        let share = match &c[2] {
-            "½" => ("1", "2"),
-            "⅓" => ("1", "3"),
-            "⅔" => ("2", "3"),
-            "¼" => ("1", "4"),
-            "¾" => ("3", "4"),
-            "⅕" => ("1", "5"),
-            "⅖" => ("2", "5"),
-            "⅗" => ("3", "5"),
-            "⅘" => ("4", "5"),
-            "⅙" => ("1", "6"),
-            "⅚" => ("5", "6"),
-            "⅛" => ("1", "8"),
-            "⅜" => ("3", "8"),
-            "⅝" => ("5", "8"),
-            _ => ("7", "8"),
-        };
+        let share = vulgar_parts(&c[2]);
         Some(match &c[1] {
             "" => fraction(share.0, share.1),
             whole => format!("{} and {}", quantity(whole), part(share.0, share.1)),
         })
     });
+}
+
+/// Parts of units, and from one part to another: "4 1/2 lbs", "1/2 tsp. of", "1/4-1/2 cup".
+fn recipes(rules: &mut Vec<Rule>) {
+    const SHARE: &str = r"(?:(\d{1,6})(?:[ -](\d{1,2})[/⁄](\d{1,2})| ?([½⅓⅔¼¾⅛]))|(\d{1,2})[/⁄](\d{1,2})|([½⅓⅔¼¾⅛]))";
+    /// The amount that the groups from `from` are, if it is one.
+    fn amount(c: &Captures<'_>, from: usize) -> Option<String> {
+        let group = |at: usize| c.get(from + at).map(|group| group.as_str());
+        let (top, bottom) = match group(3).or(group(6)) {
+            Some(sign) => vulgar_parts(sign),
+            None => (group(1).or(group(4))?, group(2).or(group(5))?),
+        };
+        let share = number(top) > 0 && number(top) < number(bottom) && !top.starts_with('0');
+        share.then(|| match group(0) {
+            Some(whole) => format!("{} and {}", quantity(whole), part(top, bottom)),
+            None => fraction(top, bottom),
+        })
+    }
+    rule(rules, &format!("{SHARE} ?[-–] ?{SHARE}(?: ?({UNIT}))?"), |c, _| {
+        let unit = match c.get(15) {
+            Some(unit) => format!(" {}", named(unit.as_str())?.1),
+            None => String::new(),
+        };
+        Some(format!("{} to {}{unit}", amount(c, 1)?, amount(c, 8)?))
+    });
+    rule(rules, &format!("{SHARE} ?[-–] ?{SHARE}"), |c, _| Some(format!("{} to {}", amount(c, 1)?, amount(c, 8)?)));
+    // The stop of a shortened unit, where the sentence goes on.
+    const SHORT: &str = r"(tsps?|tbsps?|oz|lbs?|hrs?|mins?|secs?|yrs?|ft|pt|gal)\. ";
+    loose(rules, &format!("(?:{SHARE}|({N})) ?{SHORT}"), |c, context| {
+        let (one, many) = named(&c[9]).filter(|_| context.next().is_some_and(char::is_lowercase))?;
+        let single = c.get(8).map_or(c.get(1).is_none(), |whole| whole.as_str() == "1");
+        let said = c.get(8).map_or_else(|| amount(c, 1), |whole| Some(decimal(whole.as_str())))?;
+        Some(format!("{said} {} ", if single { one } else { many }))
+    });
+    rule(rules, &format!("{SHARE} ?({UNIT})"), |c, _| {
+        let (one, many) = named(&c[8]).filter(|_| &c[8] != "%")?;
+        Some(format!("{} {}", amount(c, 1)?, if c.get(1).is_none() { one } else { many }))
+    });
+}
+
+/// The parts of a sign.
+fn vulgar_parts(sign: &str) -> (&'static str, &'static str) {
+    match sign {
+        "½" => ("1", "2"),
+        "⅓" => ("1", "3"),
+        "⅔" => ("2", "3"),
+        "¼" => ("1", "4"),
+        "¾" => ("3", "4"),
+        "⅕" => ("1", "5"),
+        "⅖" => ("2", "5"),
+        "⅗" => ("3", "5"),
+        "⅘" => ("4", "5"),
+        "⅙" => ("1", "6"),
+        "⅚" => ("5", "6"),
+        "⅛" => ("1", "8"),
+        "⅜" => ("3", "8"),
+        "⅝" => ("5", "8"),
+        _ => ("7", "8"),
+    }
 }
 
 /// Behind a whole number one half is "a half".
@@ -361,7 +437,11 @@ fn sums(rules: &mut Vec<Rule>) {
     });
     rule(rules, &format!(r"\+({N})"), |c, _| Some(format!("plus {}", decimal(&c[1]))));
     rule(rules, &format!(r"±({N})"), |c, _| Some(format!("plus or minus {}", decimal(&c[1]))));
-    rule(rules, &format!(r"~({N})"), |c, _| Some(format!("about {}", decimal(&c[1]))));
+    loose(rules, "~", |_, context| {
+        let apart = context.last().is_none_or(|last| last.is_whitespace() || last == '(');
+        (apart && context.next().is_some_and(|next| next.is_ascii_digit() || "$€£".contains(next)))
+            .then(|| "about ".into())
+    });
     rule(rules, &format!(r"([<>≤≥]=?) ?({N})"), |c, _| {
         let word = match &c[1] {
             "<" => "less than",

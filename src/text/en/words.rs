@@ -173,7 +173,8 @@ fn abbreviations(rules: &mut Vec<Rule>) {
         })
     });
     loose(rules, r"([A-Za-z]{2,6})\.", |c, context| {
-        let low = c[1].to_lowercase();
+        // A time zone.
+        let low = Some(c[1].to_lowercase()).filter(|_| &c[1] != "EST")?;
         let long = ABBREVIATIONS.iter().find(|(short, _)| *short == low)?.1;
         // What is a word as well is an abbreviation only where something follows it.
         let word = matches!(
@@ -226,7 +227,8 @@ fn abbreviations(rules: &mut Vec<Rule>) {
 /// Roman numerals: of rulers and centuries, and behind a capital.
 fn numerals(rules: &mut Vec<Rule>) {
     rule(rules, r"[IVXLC]{1,9}", |c, context| {
-        let value = roman(&c[0])?;
+        // "Appendix C", "Mary L.": by itself the sign of fifty or a hundred is a letter.
+        let value = roman(&c[0]).filter(|_| !matches!(&c[0], "L" | "C"))?;
         let before = context.last_word();
         // "Elizabeth I" at the end of something; before a verb it is the pronoun.
         if RULERS.contains(&before) && (c[0].len() > 1 || context.next().is_none_or(|c| !c.is_whitespace())) {

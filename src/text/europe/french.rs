@@ -1,7 +1,11 @@
 //! French.
 
 use super::often::is_named;
-use super::{Money, Signs, Tongue, Words, counted, ends_in, group, minute_at, money, number, quantity, rule, year_at};
+use super::{
+    Measured, Money, Part, Signs, Tongue, Words, counted, ends_in, group, minute_at, money, number, quantity, rule,
+    year_at,
+};
+use crate::text::days;
 use crate::text::scan::{Context, Rule};
 
 pub(super) struct French;
@@ -79,6 +83,33 @@ fn nth(n: u128) -> String {
     format!("{}ième", stem.trim_end_matches('e'))
 }
 
+/// "de" before a noun, shortened before a vowel and a silent h.
+fn link(noun: &str) -> &'static str {
+    const BREATHED: [&str; 12] = [
+        "haricot",
+        "héros",
+        "hauteur",
+        "hameau",
+        "handicap",
+        "hareng",
+        "hérisson",
+        "hibou",
+        "homard",
+        "hollandais",
+        "hongrois",
+        "haut",
+    ];
+    let silent = noun.starts_with('h') && !BREATHED.iter().any(|word| noun.starts_with(word));
+    let vowel = noun.starts_with(['a', 'e', 'i', 'o', 'u', 'é', 'è', 'ê', 'â', 'î', 'ô', 'œ', 'à']);
+    if (vowel && !noun.starts_with("onz")) || silent || noun == "yeux" { "d'" } else { "de " }
+}
+
+fn weekday(short: &str) -> Option<&'static str> {
+    const DAYS: [&str; 7] = ["lundi", "mardi", "mercredi", "jeudi", "vendredi", "samedi", "dimanche"];
+    let short = short.to_lowercase();
+    DAYS.into_iter().find(|day| day.get(..3) == Some(short.as_str()))
+}
+
 impl Tongue for French {
     const WORDS: Words = Words {
         point: "virgule",
@@ -139,7 +170,6 @@ impl Tongue for French {
         let said = words(n);
         match said.strip_suffix("un") {
             Some(head) if feminine => format!("{head}une"),
-            // Millions count with "de" before a noun only when nothing follows them; the noun is what matters.
             _ => said,
         }
     }
@@ -180,21 +210,72 @@ impl Tongue for French {
         format!("{} {part}{plural}", words(top))
     }
 
-    fn mixed(whole: u128, top: u128, bottom: u128, feminine: bool) -> String {
-        match (top, bottom) {
-            (1, 2) => format!("{} et demi{}", Self::counting(whole, feminine), if feminine { "e" } else { "" }),
-            _ => format!("{} et {}", Self::counting(whole, feminine), Self::fraction(top, bottom)),
-        }
+    fn mixed(whole: u128, top: u128, bottom: u128) -> String {
+        let part = if (top, bottom) == (1, 2) { "demi".into() } else { Self::fraction(top, bottom) };
+        format!("{} et {part}", Self::cardinal(whole))
+    }
+
+    fn part_of(part: Part, of: Measured<'_>, _first: bool) -> String {
+        let half = (part.top, part.bottom) == (1, 2);
+        let Some(whole) = part.whole else {
+            return match half {
+                true => format!("{} demi {}", if of.feminine { "une" } else { "un" }, of.one),
+                false => format!("{} {}{}", Self::fraction(part.top, part.bottom), link(of.one), of.one),
+            };
+        };
+        let noun = if whole < 2 { of.one } else { of.many };
+        let part = match half {
+            true if of.feminine => "demie".to_owned(),
+            true => "demi".into(),
+            false => Self::fraction(part.top, part.bottom),
+        };
+        format!("{} {noun} et {part}", Self::counting(whole, of.feminine))
+    }
+
+    fn measured(word: &str) -> Option<(String, bool)> {
+        const NO_NOUNS: [&str; 18] = [
+            "de", "du", "des", "la", "le", "les", "et", "ou", "en", "au", "aux", "par", "pour", "sur", "est", "sont",
+            "plus", "moins",
+        ];
+        const FEMININE: [&str; 16] = [
+            "tasse",
+            "cuillère",
+            "cuiller",
+            "bouteille",
+            "tablette",
+            "dose",
+            "livre",
+            "gousse",
+            "tranche",
+            "boîte",
+            "portion",
+            "semaine",
+            "botte",
+            "louche",
+            "part",
+            "barquette",
+        ];
+        let one = word.strip_suffix('s').unwrap_or(word);
+        let noun = word.starts_with(char::is_lowercase) && !NO_NOUNS.contains(&word);
+        let feminine = FEMININE.contains(&one) || Self::counted(1, word) == Some(true);
+        noun.then(|| (word.to_owned(), feminine))
+    }
+
+    fn link(noun: &str) -> Option<&'static str> {
+        Some(link(noun))
+    }
+
+    fn follows_millions(word: &str) -> bool {
+        const NO_NOUNS: [&str; 30] = [
+            "plus", "moins", "mais", "dans", "sous", "vers", "depuis", "sans", "très", "après", "puis", "pas", "nous",
+            "vous", "ils", "elles", "les", "des", "ces", "ses", "alors", "hors", "dès", "lors", "jamais", "toujours",
+            "tous", "deux", "aux", "parfois",
+        ];
+        word.starts_with(char::is_lowercase) && word.ends_with(['s', 'x']) && !NO_NOUNS.contains(&word)
     }
 
     fn times(n: u128) -> String {
         format!("{} fois", Self::counting(n, true))
-    }
-
-    fn half(noun: &str, _first: bool) -> Option<&'static str> {
-        const FEMININE: [&str; 5] = ["tasse", "cuillère", "bouteille", "tablette", "dose"];
-        let feminine = Self::counted(1, noun) == Some(true) || FEMININE.contains(&noun);
-        feminine.then_some("une demi")
     }
 
     fn roman(value: u128, short: bool, context: &Context<'_>) -> Option<String> {
@@ -244,6 +325,11 @@ impl Tongue for French {
             let size = if &c[2] == "M" { "million" } else { "milliard" };
             Some(format!("{} {size}{} d'euros", quantity::<Self>(&c[1]), if one { "" } else { "s" }))
         });
+        super::loose(numbers, r"(\d{1,4}(?:,\d{1,3})?) ?(M|Mds?) (d['’]|de )", |c, _| {
+            let one = number(&c[1]) < 2 || c[1].starts_with("1,");
+            let size = if &c[2] == "M" { "million" } else { "milliard" };
+            Some(format!("{} {size}{} {}", quantity::<Self>(&c[1]), if one { "" } else { "s" }, &c[3]))
+        });
         rule(numbers, "2nd", |_, _| Some("second".into()));
         rule(numbers, "2nde", |_, _| Some("seconde".into()));
         rule(numbers, "1ers", |_, _| Some("premiers".into()));
@@ -264,15 +350,31 @@ impl Tongue for French {
             |c, _| Some(format!("{} {}{}", Self::day(number(&c[1]), ""), &c[2], year_at::<Self>(c, 3))),
         );
         // "1 000 000": groups that a common space sets apart.
-        rule(numbers, r"([1-9]\d{0,2}(?: \d{3})+)(?:,(\d+))?(?: ?([€$£]))?", |c, _| {
+        rule(numbers, r"([1-9]\d{0,2}(?: \d{3})+)(?:,(\d+))?(?: ?([€$£]|[A-Za-z]{1,3}[²³]?|°C))?", |c, _| {
             let (bare, part) = (c[1].replace(' ', ""), group(c, 2));
             let whole = if part.is_empty() { bare.clone() } else { format!("{bare},{part}") };
             let Some(sign) = c.get(3) else { return Some(quantity::<Self>(&whole)) };
+            if let Some((one, many, feminine)) = super::unit::<Self>(sign.as_str()) {
+                return Some(counted::<Self>(&whole, one, many, feminine));
+            }
             let money = MONEY.iter().find(|money| money.signs.contains(&sign.as_str()))?;
             Some(match part.len() {
                 2 => Self::money(&bare, part, money),
                 _ => counted::<Self>(&whole, money.one, money.many, money.feminine),
             })
+        });
+        super::loose(words, &days::pattern("(?:[lL]un|[mM]ar|[mM]er|[jJ]eu|[vV]en|[sS]am|[dD]im)"), |c, context| {
+            days::say(&c[0], context.after, weekday, "à", "et")
+        });
+        // "ven. 9h", "sam., 5 mai"
+        super::loose(words, r"([lL]un|[mM]ar|[mM]er|[jJ]eu|[vV]en|[sS]am|[dD]im)\.(,? )", |c, context| {
+            let dated = context.next().is_some_and(|next| next.is_ascii_digit());
+            dated.then(|| Some(format!("{}{}", weekday(&c[1])?, &c[2]))).flatten()
+        });
+        // The same before a word that is no unit.
+        rule(numbers, r"([1-9]\d{0,2}(?: \d{3})+)(?:,(\d+))?", |c, _| {
+            let bare = c[1].replace(' ', "");
+            Some(quantity::<Self>(&if group(c, 2).is_empty() { bare } else { format!("{bare},{}", group(c, 2)) }))
         });
         // "XIXe siècle"; "Ce" and "Le" are words.
         rule(words, r"([IVXLC]{1,9})(er|re|ère|ème|e|ᵉ)", |c, _| {
@@ -289,6 +391,7 @@ impl Tongue for French {
         super::loose(words, r"[nN][°º] ", |_, context| {
             context.next().is_some_and(char::is_alphabetic).then(|| "numéro ".into())
         });
+        super::loose(words, r"av\. ?J\. ?-? ?C\.", |_, _| Some("avant Jésus-Christ".into()));
         rule(words, r"[pP]\. ?(\d{1,5})", |c, _| Some(format!("page {}", quantity::<Self>(&c[1]))));
         super::loose(words, "(St|Ste)-", |c, context| {
             let named = context.next().is_some_and(char::is_uppercase);
@@ -333,6 +436,9 @@ const UNITS: &[(&str, &str, &str, bool)] = &[
     ("Hz", "hertz", "hertz", false), ("kHz", "kilohertz", "kilohertz", false), ("MHz", "mégahertz", "mégahertz", false),
     ("GHz", "gigahertz", "gigahertz", false), ("V", "volt", "volts", false), ("W", "watt", "watts", false), ("kW", "kilowatt", "kilowatts", false),
     ("kWh", "kilowattheure", "kilowattheures", false), ("ha", "hectare", "hectares", false), ("dB", "décibel", "décibels", false),
+    ("càsoupe", "cuillère à soupe", "cuillères à soupe", true), ("càs", "cuillère à soupe", "cuillères à soupe", true),
+    ("càcafé", "cuillère à café", "cuillères à café", true), ("càc", "cuillère à café", "cuillères à café", true),
+    ("càthé", "cuillère à thé", "cuillères à thé", true),
     ("kcal", "kilocalorie", "kilocalories", true), ("kbit", "kilobit", "kilobits", false), ("Mbit", "mégabit", "mégabits", false),
     ("Gbit", "gigabit", "gigabits", false), ("Mbps", "mégabit par seconde", "mégabits par seconde", false),
 ];

@@ -1,6 +1,9 @@
 //! German.
 
-use super::{Money, Signs, Tongue, Words, counted, ends_in, minute_at, money, number, quantity, rule, year_at};
+use super::{
+    Measured, Money, Part, Signs, Tongue, Words, counted, ends_in, minute_at, money, number, quantity, rule, year_at,
+};
+use crate::text::days;
 use crate::text::scan::{Context, Rule};
 
 pub(super) struct German;
@@ -29,6 +32,10 @@ const SMALL: [&str; 20] = [
 ];
 const TENS: [&str; 10] =
     ["", "", "zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig", "achtzig", "neunzig"];
+
+/// Words that an ordinal follows.
+const BEFORE_ORDINALS: [&str; 15] =
+    ["der", "die", "das", "dem", "den", "des", "am", "im", "zum", "vom", "beim", "zur", "bis", "ab", "seit"];
 
 /// Less than a hundred; a last one is `one`.
 fn tens(n: u64, one: &str) -> String {
@@ -137,6 +144,19 @@ fn ruler(value: u128, context: &Context<'_>) -> Option<String> {
     let first: String = chars.next()?.to_uppercase().collect();
     let ending = if article == "des" { "en" } else { "e" };
     Some(format!("{article} {first}{}{ending}", chars.as_str()))
+}
+
+/// The article and the ending of one half before `noun`; `first`: nothing stands before it.
+fn half(noun: &str, feminine: bool, first: bool) -> &'static str {
+    const NEUTER: [&str; 11] =
+        ["Kilo", "gramm", "Pfund", "Jahr", "Glas", "Dutzend", "Jahrhundert", "Brot", "Prozent", "chen", "Stück"];
+    match (feminine, ends_in(noun, &NEUTER) || noun == "Gramm") {
+        (true, _) => "eine halbe",
+        (_, true) => "ein halbes",
+        // What is taken, drunk or waited for, unless it stands first.
+        _ if first => "ein halber",
+        _ => "einen halben",
+    }
 }
 
 fn weekday(short: &str) -> Option<&'static str> {
@@ -262,28 +282,25 @@ impl Tongue for German {
         format!("{} {part}", words(top, "ein"))
     }
 
-    fn mixed(whole: u128, top: u128, bottom: u128, _feminine: bool) -> String {
-        match (top, bottom) {
-            (1, 2) => format!("{}einhalb", words(whole, "ein")),
-            _ => format!("{} und {}", words(whole, "ein"), Self::fraction(top, bottom)),
+    fn mixed(whole: u128, top: u128, bottom: u128) -> String {
+        let part = if (top, bottom) == (1, 2) { "halb".into() } else { stem(bottom) + "el" };
+        format!("{}{}{part}", words(whole, "ein"), words(top, "ein"))
+    }
+
+    fn part_of(part: Part, of: Measured<'_>, first: bool) -> String {
+        match part {
+            Part { whole: Some(whole), top, bottom } => format!("{} {}", Self::mixed(whole, top, bottom), of.many),
+            Part { top: 1, bottom: 2, .. } => format!("{} {}", half(of.one, of.feminine, first), of.one),
+            Part { top, bottom, .. } => format!("{} {}", Self::fraction(top, bottom), of.one),
         }
+    }
+
+    fn measured(word: &str) -> Option<(String, bool)> {
+        Self::counted(1, word).map(|feminine| (word.to_owned(), feminine))
     }
 
     fn times(n: u128) -> String {
         format!("{}mal", words(n, "ein"))
-    }
-
-    fn half(noun: &str, first: bool) -> Option<&'static str> {
-        const NEUTER: [&str; 10] =
-            ["Kilo", "Kilogramm", "Gramm", "Pfund", "Jahr", "Glas", "Dutzend", "Jahrhundert", "Brot", "Prozent"];
-        let feminine = Self::counted(1, noun)?;
-        Some(match (feminine, NEUTER.contains(&noun)) {
-            (true, _) => "eine halbe",
-            (_, true) => "ein halbes",
-            // What is taken, drunk or waited for, unless it stands first.
-            _ if first => "ein halber",
-            _ => "einen halben",
-        })
     }
 
     fn roman(value: u128, _short: bool, context: &Context<'_>) -> Option<String> {
@@ -317,6 +334,13 @@ impl Tongue for German {
             let day = |at: usize| Self::ordinal(number(&c[at]), context.last_word());
             Some(format!("{} bis {} {}{}", day(1), day(2), &c[3], year_at::<Self>(c, 4)))
         });
+        // "der 3.-5. Platz"
+        super::loose(numbers, r"(\d{1,3})\. ?(?:[-–]|bis) ?(\d{1,3})\.", |c, context| {
+            let led = BEFORE_ORDINALS.contains(&context.last_word().to_lowercase().as_str());
+            let noun = context.after.starts_with(' ') && context.next_word().starts_with(char::is_uppercase);
+            let nth = |at: usize| Self::ordinal(number(&c[at]), context.last_word());
+            (led && noun).then(|| format!("{} bis {}", nth(1), nth(2)))
+        });
         super::loose(numbers, r"(\d{1,2})\.(\d{1,2})\. ?[-–] ?(\d{1,2})\.(\d{1,2})\.(\d{4})?", |c, context| {
             let from = super::date::<Self>(&c[1], &c[2], None, context)?;
             let to = super::date::<Self>(&c[3], &c[4], c.get(5).map(|year| year.as_str()), context)?;
@@ -326,7 +350,10 @@ impl Tongue for German {
             let day = Self::ordinal(number(&c[1]), context.last_word());
             Some(format!("{day} {}{}", &c[2], year_at::<Self>(c, 3)))
         });
-        rule(numbers, r"(\d{1,2})\.(\d{1,2})\.", |c, context| super::date::<Self>(&c[1], &c[2], None, context));
+        rule(numbers, r"(\d{1,2})\.(\d{1,2})\.", |c, context| {
+            let part = matches!(context.last_word(), "Version" | "Kapitel" | "Abschnitt" | "Punkt");
+            (!part).then(|| super::date::<Self>(&c[1], &c[2], None, context)).flatten()
+        });
         rule(numbers, r"(\d{1,2}) ?(?:-|–|bis) ?(\d{1,2}) Uhr", |c, _| {
             Some(format!("{} bis {} Uhr", words_of(&c[1]), words_of(&c[2])))
         });
@@ -343,15 +370,24 @@ impl Tongue for German {
             Some(if &c[1] == "1" { "eine Viertelstunde" } else { "eine Dreiviertelstunde" }.into())
         });
         // "10 Min. warten": the stop is that of the word, where a sentence goes on.
-        super::loose(numbers, &format!(r"({}) ?(Min|Std|Sek)\. ", super::N), |c, context| {
-            let (one, many) = match &c[2] {
-                "Min" => ("Minute", "Minuten"),
-                "Std" => ("Stunde", "Stunden"),
-                _ => ("Sekunde", "Sekunden"),
-            };
-            let on = context.next().is_some_and(char::is_lowercase);
-            on.then(|| format!("{} ", counted::<Self>(&c[1], one, many, true)))
-        });
+        super::loose(
+            numbers,
+            &format!(r"(?:(\d{{1,3}}) 1/2|(1/2)|({})) ?(Min|Std|Sek|Pck|Msp|Stk)\. ", super::N),
+            |c, context| {
+                let (one, many, feminine) = super::unit::<Self>(&c[4])?;
+                // What is baked with is a noun.
+                let on =
+                    context.next().is_some_and(|next| next.is_lowercase() || matches!(&c[4], "Pck" | "Msp" | "Stk"));
+                let half = |whole| Part { whole, top: 1, bottom: 2 };
+                let of = Measured { one, many, feminine };
+                let said = match (c.get(1), c.get(3)) {
+                    (Some(whole), _) => Self::part_of(half(Some(number(whole.as_str()))), of, false),
+                    (_, Some(amount)) => counted::<Self>(amount.as_str(), one, many, feminine),
+                    _ => Self::part_of(half(None), of, context.before.trim().is_empty()),
+                };
+                on.then(|| format!("{said} "))
+            },
+        );
         rule(numbers, r"(\d{1,3})-?mal", |c, _| Some(Self::times(number(&c[1]))));
         rule(numbers, r"(\d{1,2}) Uhr(?: (\d{1,2}))?", |c, _| Some(Self::clock(number(&c[1]), minute_at(c, 2))));
         rule(numbers, r"([1-9]0)er", |c, _| Some(format!("{}er", Self::cardinal(number(&c[1])))));
@@ -368,39 +404,19 @@ impl Tongue for German {
         super::loose(numbers, r"(\d{1,3})\.", |c, context: &Context<'_>| {
             let noun = context.after.starts_with(' ') && context.next_word().starts_with(char::is_uppercase);
             let before = context.last_word().to_lowercase();
-            let led = matches!(
-                before.as_str(),
-                "der"
-                    | "die"
-                    | "das"
-                    | "dem"
-                    | "den"
-                    | "des"
-                    | "am"
-                    | "im"
-                    | "zum"
-                    | "vom"
-                    | "beim"
-                    | "zur"
-                    | "bis"
-                    | "ab"
-                    | "seit"
-            );
+            let led = BEFORE_ORDINALS.contains(&before.as_str());
             let small = context.next_word().starts_with(char::is_lowercase);
             (led && (noun || small)).then(|| Self::ordinal(number(&c[1]), &before))
         });
         // "Mo.–Fr.", "Mo bis Fr"; "Fr." by itself is a woman.
-        super::loose(
-            words,
-            r"(Mo|Di|Mi|Do|Fr|Sa|So)\.? ?(-|–|—|bis|und|,) ?(Mo|Di|Mi|Do|Fr|Sa|So)(\.?)",
-            |c, context| {
-                let carried = context.next().is_some_and(char::is_alphanumeric);
-                let joint = if c[2].len() == 3 && c[2].is_ascii() { &c[2] } else { "bis" };
-                let joint = if &c[2] == "," { return None } else { joint };
-                let end = if !c[4].is_empty() && context.after.trim().is_empty() { "." } else { "" };
-                (!carried).then(|| Some(format!("{} {joint} {}{end}", weekday(&c[1])?, weekday(&c[3])?))).flatten()
-            },
-        );
+        super::loose(words, &days::pattern("(?:Mo|Di|Mi|Do|Fr|Sa|So)"), |c, context| {
+            days::say(&c[0], context.after, weekday, "bis", "und")
+        });
+        // "Mo. 9 Uhr", "Sa., 5. Mai"
+        super::loose(words, r"(Mo|Di|Mi|Do|Fr|Sa|So)\.(,? )", |c, context| {
+            let dated = context.next().is_some_and(|next| next.is_ascii_digit());
+            dated.then(|| Some(format!("{}{}", weekday(&c[1])?, &c[2]))).flatten()
+        });
         super::loose(words, r"(Mo|Di|Mi|Do|Fr|Sa|So)\.,", |c, context| {
             let day = matches!(context.last_word(), "am" | "vom" | "bis" | "ab" | "seit");
             day.then(|| Some(format!("{},", weekday(&c[1])?))).flatten()
@@ -412,7 +428,9 @@ impl Tongue for German {
         // "Ludwig XIV. war": the stop belongs to the number, unless it ends everything.
         super::loose(words, r"([IVXLC]{1,9})\.", |c, context| {
             let end = if context.after.trim().is_empty() { "." } else { "" };
-            Some(format!("{}{end}", ruler(crate::text::en::roman(&c[1])?, context)?))
+            // "Karl C. Meier" has an initial.
+            let value = crate::text::en::roman(&c[1]).filter(|_| !matches!(&c[1], "L" | "C"))?;
+            Some(format!("{}{end}", ruler(value, context)?))
         });
         rule(words, r"(Nr|Abs|Kap|Bd|Art|Str|S)\. ?(\d{1,6})", |c, _| {
             let long = match &c[1] {
@@ -447,6 +465,8 @@ const UNITS: &[(&str, &str, &str, bool)] = &[
     ("A", "Ampere", "Ampere", false), ("PS", "PS", "PS", false), ("ha", "Hektar", "Hektar", false), ("dB", "Dezibel", "Dezibel", false),
     ("kcal", "Kilokalorie", "Kilokalorien", true), ("hPa", "Hektopascal", "Hektopascal", false),
     ("kbit", "Kilobit", "Kilobit", false), ("Mbit", "Megabit", "Megabit", false), ("Gbit", "Gigabit", "Gigabit", false),
+    ("EL", "Esslöffel", "Esslöffel", false), ("TL", "Teelöffel", "Teelöffel", false), ("Pck", "Päckchen", "Päckchen", false),
+    ("Msp", "Messerspitze", "Messerspitzen", true), ("Stk", "Stück", "Stück", false),
     ("Mbps", "Megabit pro Sekunde", "Megabit pro Sekunde", false), ("Gbps", "Gigabit pro Sekunde", "Gigabit pro Sekunde", false),
 ];
 

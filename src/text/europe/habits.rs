@@ -2,7 +2,9 @@
 //!
 //! Asked before the rules of [`super`]: each of these would be read there as something else.
 
-use super::{CURRENCY, N, Tongue, UNIT, currency, date, digits, group, loose, measure, number, quantity, rule};
+use super::{
+    CURRENCY, N, Tongue, UNIT, counted, currency, date, digits, group, loose, measure, number, quantity, rule,
+};
 use crate::text::scan::{Context, Rule};
 
 /// Words behind a slash that are what something is counted by.
@@ -15,12 +17,6 @@ pub(super) fn rules<T: Tongue>(numbers: &mut Vec<Rule>, words: &mut Vec<Rule>) {
     prices::<T>(words);
     sizes::<T>(numbers);
     rule(numbers, "24/7", |_, _| Some(format!("{} {}", T::cardinal(24), T::cardinal(7))));
-    // 1 1/2
-    rule(numbers, r"(\d{1,3}) (\d{1,2})/(\d{1,2})", |c, context| {
-        let (whole, top, bottom) = (number(&c[1]), number(&c[2]), number(&c[3]));
-        let feminine = T::counted(2, context.next_word()) == Some(true);
-        (0 < top && top < bottom).then(|| T::mixed(whole, top, bottom, feminine))
-    });
     // "le 12/03", "el lunes 12/03": the day of a month, where a word says so.
     rule(numbers, r"(\d{1,2})/(\d{1,2})", |c, context| {
         let of_days = T::WORDS.before_days.contains(&context.last_word().to_lowercase().as_str());
@@ -95,6 +91,11 @@ fn named_code<T: Tongue>(context: &Context<'_>) -> bool {
 fn prices<T: Tongue>(rules: &mut Vec<Rule>) {
     const AMOUNT: &str = r"(\d{1,3}(?:[,'’]\d{3})+|\d{1,9})\.(\d{2})";
     rule(rules, &format!("({CURRENCY}) ?{AMOUNT}"), |c, _| Some(T::money(&whole(&c[2]), &c[3], currency::<T>(&c[1])?)));
+    // "$1,000,000": three digits behind a comma are no hundredths.
+    rule(rules, &format!(r"({CURRENCY}) ?(\d{{1,3}}(?:,\d{{3}})+)"), |c, _| {
+        let money = currency::<T>(&c[1])?;
+        Some(counted::<T>(&whole(&c[2]), money.one, money.many, money.feminine))
+    });
     rule(rules, &format!("{AMOUNT} ?({CURRENCY})"), |c, _| Some(T::money(&whole(&c[1]), &c[2], currency::<T>(&c[3])?)));
 }
 

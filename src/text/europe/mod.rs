@@ -6,13 +6,16 @@ mod french;
 mod german;
 mod habits;
 mod links;
+mod millions;
 mod often;
+mod parts;
 mod spanish;
 
 use std::sync::LazyLock;
 
 use regex::Captures;
 
+use self::parts::{Measured, Part};
 use super::Language;
 use super::scan::{Context, End, Grammar, Rule, Say};
 
@@ -59,14 +62,27 @@ trait Tongue: Sized + 'static {
         }
     }
 
-    /// A number and a part: "zweieinhalb", "deux et demi"; `feminine` if what is counted is.
-    fn mixed(whole: u128, top: u128, bottom: u128, feminine: bool) -> String;
+    /// A number and a part: "zweieinhalb", "deux et demi".
+    fn mixed(whole: u128, top: u128, bottom: u128) -> String;
+
+    /// A part of what is measured: "eine halbe Tasse", "deux tasses et demie"; `first`: nothing stands before it.
+    fn part_of(part: Part, of: Measured<'_>, first: bool) -> String;
+
+    /// One of what `word` says is measured, and whether it is feminine; `None` where that is no such noun.
+    fn measured(word: &str) -> Option<(String, bool)>;
+
+    /// What stands between millions and the noun behind them, with its space: "de ", "d'".
+    fn link(_noun: &str) -> Option<&'static str> {
+        None
+    }
+
+    /// Whether `word` behind millions is a noun.
+    fn follows_millions(_word: &str) -> bool {
+        false
+    }
 
     /// "zweimal", "deux fois": how often.
     fn times(n: u128) -> String;
-
-    /// Half of `noun`, where that is one; `first`: nothing stands before it.
-    fn half(noun: &str, first: bool) -> Option<&'static str>;
 
     /// The Roman numeral `value`, of one character if `short`, behind what is in `context`.
     fn roman(value: u128, short: bool, context: &Context<'_>) -> Option<String>;
@@ -173,8 +189,9 @@ pub(super) static GERMAN: LazyLock<Grammar> = LazyLock::new(grammar::<german::Ge
 pub(super) static FRENCH: LazyLock<Grammar> = LazyLock::new(grammar::<french::French>);
 pub(super) static SPANISH: LazyLock<Grammar> = LazyLock::new(grammar::<spanish::Spanish>);
 
-/// A number as it is written in these languages: 1.234,5 or 1 234,5 or 12,5 or 12.
-const N: &str = r"(?:\d{1,3}(?:[.'’\u{a0}\u{202f}]\d{3})+(?:,\d+)?|\d+(?:,\d+)?)";
+/// A number as it is written in these languages: 1.234,5 or 1 234,5 or 12,5 or 12. Groups that a common space sets apart
+/// are a number where the last is of zeros: those of a telephone number seldom are.
+const N: &str = r"(?:[1-9]\d{0,2}(?: \d{3}){0,3} 000|\d{1,3}(?:[.'’\u{a0}\u{202f}]\d{3})+(?:,\d+)?|\d+(?:,\d+)?)";
 const SIGN: &str = "[-−]";
 const CURRENCY: &str = r"(?:US\$|[$€£¥]|EUR|USD|GBP|CHF|JPY)";
 const UNIT: &str = r"(?:° ?[CF]|[℃°%‰]|[A-Za-zµμ]{1,4})";
@@ -195,7 +212,9 @@ fn number(text: &str) -> u128 {
 fn grammar<T: Tongue>() -> Grammar {
     let (mut numbers, mut words) = (Vec::new(), Vec::new());
     links::rules::<T>(&mut numbers, &mut words);
+    millions::rules::<T>(&mut numbers, &mut words);
     T::own(&mut numbers, &mut words);
+    parts::rules::<T>(&mut numbers);
     habits::rules::<T>(&mut numbers, &mut words);
     often::rules::<T>(&mut numbers, &mut words);
     account::<T>(&mut words);
@@ -243,7 +262,8 @@ fn counted<T: Tongue>(text: &str, one: &str, many: &str, feminine: bool) -> Stri
     }
     let n = number(text);
     let said = if text.starts_with('0') && text.len() > 1 { quantity::<T>(text) } else { T::counting(n, feminine) };
-    format!("{said} {}", if n == 1 { one } else { many })
+    let link = if millions::is_whole(n) { T::link(many).unwrap_or_default() } else { "" };
+    format!("{said} {link}{}", if n == 1 { one } else { many })
 }
 
 fn minus<T: Tongue>(sign: &str) -> String {

@@ -1,4 +1,4 @@
-//! Roman numerals, how often, halves and items of lists: what German, French and Spanish write alike.
+//! Roman numerals, how often and items of lists: what German, French and Spanish write alike.
 
 use super::{Tongue, loose, number, quantity, rule};
 use crate::text::en::roman;
@@ -11,13 +11,11 @@ pub(super) fn rules<T: Tongue>(numbers: &mut Vec<Rule>, words: &mut Vec<Rule>) {
     rule(numbers, &format!(r"(\d{{1,3}}) ?[x×] ({OFTEN})"), |c, _| {
         Some(format!("{} {}", T::times(number(&c[1])), &c[2]))
     });
-    rule(numbers, "1/2|½", |_, context| {
-        let counted = context.last_word().ends_with(|c: char| c.is_ascii_digit());
-        let noun = context.after.starts_with(' ').then(|| context.next_word()).filter(|_| !counted)?;
-        T::half(noun, context.before.trim().is_empty()).map(str::to_owned)
-    });
     item(numbers, |c, context| is_item(context).then(|| format!("{},", quantity::<T>(&c[1]))));
-    rule(words, "[IVXLC]{1,9}", |c, context| T::roman(roman(&c[0])?, c[0].len() == 1, context));
+    // "Kapitel C": by itself the sign of fifty or a hundred is a letter.
+    rule(words, "[IVXLC]{1,9}", |c, context| {
+        (!matches!(&c[0], "L" | "C")).then(|| T::roman(roman(&c[0])?, c[0].len() == 1, context)).flatten()
+    });
 }
 
 /// "1) ", which begins an item of a list.

@@ -1,7 +1,8 @@
 //! Spanish.
 
 use super::often::is_named;
-use super::{Money, Signs, Tongue, Words, ends_in, money, number, quantity, rule, year_at};
+use super::{Measured, Money, Part, Signs, Tongue, Words, ends_in, money, number, quantity, rule, year_at};
+use crate::text::days;
 use crate::text::scan::{Context, Rule};
 
 pub(super) struct Spanish;
@@ -122,6 +123,28 @@ fn nth(n: u128, feminine: bool) -> String {
     if feminine { format!("{}a", said.trim_end_matches('o')) } else { said }
 }
 
+fn weekday(short: &str) -> Option<&'static str> {
+    const DAYS: [&str; 7] = ["lunes", "martes", "miércoles", "jueves", "viernes", "sábado", "domingo"];
+    let short = short.to_lowercase();
+    match short.as_str() {
+        "mie" => Some("miércoles"),
+        "sab" => Some("sábado"),
+        _ => DAYS.into_iter().find(|day| day.starts_with(&short)),
+    }
+}
+
+/// The first letters of the days that hours of shops begin and end with.
+fn initial(short: &str) -> Option<&'static str> {
+    Some(match short {
+        "L" => "lunes",
+        "J" => "jueves",
+        "V" => "viernes",
+        "S" => "sábado",
+        "D" => "domingo",
+        _ => return None,
+    })
+}
+
 impl Tongue for Spanish {
     const WORDS: Words = Words {
         point: "coma",
@@ -232,20 +255,48 @@ impl Tongue for Spanish {
         format!("{} {part}{}", shorten(&words(top)), if top > 1 { "s" } else { "" })
     }
 
-    fn mixed(whole: u128, top: u128, bottom: u128, feminine: bool) -> String {
-        match (top, bottom) {
-            (1, 2) if feminine => format!("{} y media", Self::counting(whole, true)),
-            (1, 2) => format!("{} y medio", words(whole)),
-            _ => format!("{} y {}", Self::counting(whole, feminine), Self::fraction(top, bottom)),
+    fn mixed(whole: u128, top: u128, bottom: u128) -> String {
+        let part = if (top, bottom) == (1, 2) { "medio".into() } else { Self::fraction(top, bottom) };
+        format!("{} y {part}", words(whole))
+    }
+
+    fn part_of(part: Part, of: Measured<'_>, _first: bool) -> String {
+        let half = match of.feminine {
+            _ if (part.top, part.bottom) != (1, 2) => None,
+            true => Some("media"),
+            false => Some("medio"),
+        };
+        match (part.whole, half) {
+            (None, Some(half)) => format!("{half} {}", of.one),
+            (None, None) => format!("{} de {}", Self::fraction(part.top, part.bottom), of.one),
+            (Some(whole), half) => {
+                let noun = if whole == 1 { of.one } else { of.many };
+                let part = half.map_or_else(|| Self::fraction(part.top, part.bottom), str::to_owned);
+                format!("{} {noun} y {part}", Self::counting(whole, of.feminine))
+            }
         }
+    }
+
+    fn measured(word: &str) -> Option<(String, bool)> {
+        let one = match word.strip_suffix('s') {
+            Some(one) if one.ends_with(['a', 'o']) => one,
+            _ => word,
+        };
+        Self::counted(1, one).map(|feminine| (one.to_owned(), feminine))
+    }
+
+    fn link(_noun: &str) -> Option<&'static str> {
+        Some("de ")
+    }
+
+    fn follows_millions(word: &str) -> bool {
+        const NO_NOUNS: [&str; 12] =
+            ["más", "menos", "después", "antes", "las", "los", "entonces", "tras", "además", "veces más", "es", "nos"];
+        word.starts_with(char::is_lowercase) && word.len() > 3 && word.ends_with('s') && !NO_NOUNS.contains(&word)
     }
 
     fn times(n: u128) -> String {
         format!("{} {}", Self::counting(n, true), if n == 1 { "vez" } else { "veces" })
-    }
-
-    fn half(noun: &str, _first: bool) -> Option<&'static str> {
-        Some(if Self::counted(1, noun)? { "media" } else { "medio" })
     }
 
     fn roman(value: u128, short: bool, context: &Context<'_>) -> Option<String> {
@@ -338,6 +389,24 @@ impl Tongue for Spanish {
             r"(\d{1,2}) de (enero|febrero|marzo|abril|mayo|junio|julio|agosto|sep?tiembre|octubre|noviembre|diciembre)(?: del? (\d{4}))?",
             |c, _| Some(format!("{} {}{}", Self::day(number(&c[1]), ""), &c[2], year_at::<Self>(c, 3))),
         );
+        rule(numbers, r"(\d{1,6}(?:,\d{1,3})?) ?(M|millón|millones) ?€", |c, _| {
+            let size = if &c[1] == "1" { "millón" } else { "millones" };
+            let amount = if &c[1] == "1" { "un".into() } else { quantity::<Self>(&c[1]) };
+            Some(format!("{amount} {size} de euros"))
+        });
+        super::loose(
+            words,
+            &days::pattern("(?:[lL]un|[mM]ar|[mM]i[eé]|[jJ]ue|[vV]ie|[sS][aá]b|[dD]om)"),
+            |c, context| days::say(&c[0], context.after, weekday, "a", "y"),
+        );
+        super::loose(words, r"([lL]un|[mM]ar|[mM]i[eé]|[jJ]ue|[vV]ie|[sS][aá]b|[dD]om)\.(,? )", |c, context| {
+            let dated = context.next().is_some_and(|next| next.is_ascii_digit());
+            dated.then(|| Some(format!("{}{}", weekday(&c[1])?, &c[2]))).flatten()
+        });
+        rule(words, r"(L)(?: ?[-–] ?| a )([JVSD])|(S)(?: ?[-–] ?| a )(D)", |c, _| {
+            let (from, to) = (c.get(1).or(c.get(3))?, c.get(2).or(c.get(4))?);
+            Some(format!("{} a {}", initial(from.as_str())?, initial(to.as_str())?))
+        });
         super::loose(words, r"C\. ?P\.", |_, _| Some("código postal".into()));
         rule(words, r"(?:[nN]\.?[°º]|[nN]úm\.|No\.) ?(\d{1,6})", |c, _| {
             Some(format!("número {}", quantity::<Self>(&c[1])))
@@ -361,6 +430,9 @@ const UNITS: &[(&str, &str, &str, bool)] = &[
     ("W", "vatio", "vatios", false), ("kW", "kilovatio", "kilovatios", false), ("kWh", "kilovatio hora", "kilovatios hora", false),
     ("ha", "hectárea", "hectáreas", true), ("dB", "decibelio", "decibelios", false), ("kcal", "kilocaloría", "kilocalorías", true),
     ("kbit", "kilobit", "kilobits", false), ("Mbit", "megabit", "megabits", false), ("Gbit", "gigabit", "gigabits", false),
+    ("cda", "cucharada", "cucharadas", true), ("cdas", "cucharada", "cucharadas", true),
+    ("cdta", "cucharadita", "cucharaditas", true), ("cdtas", "cucharadita", "cucharaditas", true),
+    ("cdita", "cucharadita", "cucharaditas", true), ("cditas", "cucharadita", "cucharaditas", true),
     ("Mbps", "megabit por segundo", "megabits por segundo", false),
 ];
 

@@ -28,6 +28,8 @@ impl Characters for Japanese {
     const MINUS: &'static str = "マイナス";
     const RANGE: &'static str = "[-~～〜—–]";
     const TO: &'static str = "から";
+    const AND: &'static str = "と";
+    const PARTS: &'static str = "分の";
     const UNITS: &'static [(&'static str, &'static str)] = UNITS;
 
     fn cardinal(n: u128) -> String {

@@ -25,6 +25,29 @@ pub(super) fn numbers(rules: &mut Vec<Rule>) {
 /// What begins with a letter or a character.
 pub(super) fn words(rules: &mut Vec<Rule>) {
     link::<Japanese>(rules);
+    characters::roman::<Japanese>(rules);
+    // "月〜金": from one day of the week to another; behind a number or another character the sign is one of a word.
+    loose(
+        rules,
+        r"([月火水木金土日])(曜日?)? ?[〜～~–-] ?([月火水木金土日])(曜日?)?",
+        |c, context| {
+            let joined = context.last().is_some_and(|last| last.is_alphanumeric() && last != '週');
+            let of_week = |at: usize| c.get(at).map_or("曜", |of| of.as_str());
+            (!joined || c.get(2).is_some()).then(|| format!("{}{}から{}{}", &c[1], of_week(2), &c[3], of_week(4)))
+        },
+    );
+    // "R6年": the reign by its letter.
+    loose(rules, r"([MTSHR])\.?(\d{1,2})年", |c, _| {
+        let reign = match &c[1] {
+            "M" => "明治",
+            "T" => "大正",
+            "S" => "昭和",
+            "H" => "平成",
+            _ => "令和",
+        };
+        Some(format!("{reign}{}年", quantity(&c[2])))
+    });
+    rule(rules, r"([A-Z]{1,4})(\d{5,20})", |c, _| Some(format!("{}{}", &c[1], digits(&c[2]))));
     rule(rules, r"H2O", |_, _| Some("エイチツーオー".into()));
     rule(rules, r"CO2", |_, _| Some("シーオーツー".into()));
     rule(rules, r"([A-Z])2([A-Z])", |c, _| Some(format!("{} to {}", &c[1], &c[2])));
@@ -52,6 +75,8 @@ fn codes(rules: &mut Vec<Rule>) {
         // A month and a day is no telephone number.
         (c[0].len() > 8).then(|| format!("{}{}", phone(&c[1]), hyphens(&c[2])))
     });
+    loose(rules, "[①-⑳]", |c, _| Some(cardinal(c[0].chars().next()? as u128 - '①' as u128 + 1)));
+    loose(rules, "㈱", |_, _| Some("株式会社".into()));
     // Blocks and houses of an address: "千代田区1-2-3".
     rule(rules, r"\d{1,4}(?:-\d{1,4}){1,3}", |c, context| {
         let after =
@@ -73,6 +98,11 @@ fn hyphens(text: &str) -> String {
 
 fn dates(rules: &mut Vec<Rule>) {
     full_dates::<Japanese>(rules);
+    characters::short_dates::<Japanese>(rules);
+    rule(rules, r"((?:1[5-9]|20)\d0)s", |c, _| Some(format!("{}年代", quantity(&c[1]))));
+    rule(rules, r"((?:1[5-9]|20)\d0)s ?[-–〜～] ?((?:1[5-9]|20)\d0)s", |c, _| {
+        Some(format!("{}年代から{}年代", quantity(&c[1]), quantity(&c[2])))
+    });
     partial_dates::<Japanese>(rules);
     // The day of the week behind a date.
     loose(
@@ -85,6 +115,11 @@ fn dates(rules: &mut Vec<Rule>) {
             dated.then(|| format!("{}曜日{to}{feast}", &c[1]))
         },
     );
+    // More than a whole is a day sooner than a share: "12/5".
+    rule(rules, r"(\d{1,2})/(\d{1,2})", |c, context| {
+        let day = number(&c[1]) > number(&c[2]) && context.next().is_none_or(|next| !next.is_ascii_alphanumeric());
+        day.then(|| date::<Japanese>(None, &c[1], Some(&c[2]))).flatten()
+    });
     // Without zeros a date is known by what follows it.
     rule(rules, r"(\d{1,2})[-/](\d{1,2})", |c, context| {
         let dated =
@@ -141,10 +176,10 @@ fn times(rules: &mut Vec<Rule>) {
     });
     rule(rules, r"(\d{1,4}) ?[:∶] ?(\d{1,4})", |c, _| Some(format!("{}対{}", quantity(&c[1]), quantity(&c[2]))));
     rule(rules, r"(\d{1,3})[-–](\d{1,3})", |c, context| {
-        TEAMS
-            .iter()
-            .any(|team| context.before.trim_end().ends_with(team))
-            .then(|| format!("{}対{}", quantity(&c[1]), quantity(&c[2])))
+        let won = ["で勝", "で敗", "で負", "で快勝", "で完勝", "で引き分け", "の勝利", "の敗"];
+        let played = TEAMS.iter().any(|team| context.before.trim_end().ends_with(team))
+            || won.iter().any(|word| context.after.starts_with(word));
+        played.then(|| format!("{}対{}", quantity(&c[1]), quantity(&c[2])))
     });
 }
 
@@ -157,6 +192,7 @@ fn money(rules: &mut Vec<Rule>) {
 
 fn measures(rules: &mut Vec<Rule>) {
     money(rules);
+    characters::mixed::<Japanese>(rules);
     rule(rules, &format!(r"({N})([千万億兆]{{0,2}}) ?({CURRENCY})"), |c, _| {
         let name = CURRENCIES.iter().find(|(sign, _)| *sign == &c[3])?.1;
         Some(format!("{}{}{name}", quantity(&c[1]), &c[2]))
@@ -182,7 +218,9 @@ fn measures(rules: &mut Vec<Rule>) {
         rules,
         &format!(r"([-−]?)({N})(?: ?{RANGE} ?({N}))?( ?)({UNIT})([²³23])?(?:/({UNIT}))?(?:/(s))?"),
         |c, context| {
-            if context.next().is_some_and(|next| next.is_ascii_alphanumeric()) {
+            // "10%OFF"
+            let joined = context.next().is_some_and(|next| next.is_ascii_alphanumeric());
+            if joined && !matches!(&c[5], "%" | "℃") {
                 return None;
             }
             let to = c.get(3).map(|to| format!("から{}", quantity(to.as_str()))).unwrap_or_default();
@@ -201,9 +239,14 @@ fn measures(rules: &mut Vec<Rule>) {
         },
     );
     // From a day, a year, a place to the next: "1日〜3日".
-    loose(rules, "[〜～]", |_, context| {
+    loose(rules, "[〜～~]", |_, context| {
         let from = context.last().is_some_and(|last| last.is_alphanumeric() || matches!(last, ')' | '）'));
-        (from && context.next().is_some_and(char::is_alphanumeric)).then(|| "から".into())
+        // "4月〜": from then on.
+        let ends = context.next().is_none_or(|next| matches!(next, '。' | '、' | ')' | '）' | ' '))
+            && context
+                .last()
+                .is_some_and(|last| last.is_ascii_digit() || matches!(last, '月' | '日' | '時' | '分' | '年'));
+        (from && (ends || context.next().is_some_and(char::is_alphanumeric))).then(|| "から".into())
     });
     // Spans of what is counted.
     rule(rules, &format!(r"({N}) ?[~～〜] ?({N})"), |c, _| {

@@ -28,6 +28,8 @@ impl Characters for Chinese {
     const MINUS: &'static str = "负";
     const RANGE: &'static str = "[-~～—–至到]";
     const TO: &'static str = "到";
+    const AND: &'static str = "又";
+    const PARTS: &'static str = "分之";
     const UNITS: &'static [(&'static str, &'static str)] = UNITS;
 
     fn cardinal(n: u128) -> String {

@@ -27,6 +27,7 @@ pub(super) fn numbers(rules: &mut Vec<Rule>) {
 pub(super) fn words(rules: &mut Vec<Rule>) {
     link::<Chinese>(rules);
     loose(rules, r"([公西]元前?)(\d{1,4})年", |c, _| Some(format!("{}{}年", &c[1], digits(&c[2]))));
+    characters::roman::<Chinese>(rules);
     rule(rules, r"H2O", |_, _| Some("H二O".into()));
     // Days of the week, and from one to another.
     loose(
@@ -75,9 +76,9 @@ pub(super) fn words(rules: &mut Vec<Rule>) {
     loose(rules, &format!(r"(第)(\d{{1,9}}){RANGE}第?(\d{{1,9}})"), |c, _| {
         Some(format!("第{}到第{}", quantity(&c[2]), quantity(&c[3])))
     });
-    // "订单号A123456"
+    // "订单号A123456"; so many digits behind letters are one anyway.
     rule(rules, r"([A-Z]{1,4})(\d{3,20})", |c, context| {
-        ends_with_any(context.before, CODES).then(|| format!("{}{}", &c[1], digits(&c[2])))
+        (c[2].len() > 4 || ends_with_any(context.before, CODES)).then(|| format!("{}{}", &c[1], digits(&c[2])))
     });
     rule(rules, r"([A-Za-z])(?:[²2]的平方|²|\^2)", |c, _| Some(format!("{}的平方", &c[1])));
     rule(rules, r"([A-Za-z])(?:³|\^3)", |c, _| Some(format!("{}的立方", &c[1])));
@@ -143,6 +144,12 @@ fn codes(rules: &mut Vec<Rule>) {
             month => format!("{}{}", digits(month), digits(&c[2])),
         })
     });
+    // "99元/月"
+    loose(rules, "/(月|年|天|日|周|人|次|小时|晚|斤|件|位|个|张|台)", |c, context| {
+        let counted = context.last().is_some_and(|last| last.is_alphanumeric());
+        let priced = context.before.ends_with(['元', '块']) || context.before.contains(['¥', '￥', '$', '€', '£']);
+        (counted && priced).then(|| format!("每{}", &c[1]))
+    });
     loose(rules, "[①-⑳]", |c, _| {
         let n = c[0].chars().next()? as u128 - '①' as u128 + 1;
         Some(super::numbers::cardinal(n))
@@ -177,6 +184,11 @@ fn codes(rules: &mut Vec<Rule>) {
 
 fn dates(rules: &mut Vec<Rule>) {
     full_dates::<Chinese>(rules);
+    characters::short_dates::<Chinese>(rules);
+    // "208bc"
+    loose(rules, r"(\d{1,4}) ?(?i:(b)\.?c|a\.?d)\b\.?", |c, _| {
+        Some(format!("公元{}{}年", if c.get(2).is_some() { "前" } else { "" }, digits(&c[1])))
+    });
     rule(rules, r"(\d{1,2})([-/.])(\d{1,2})([-/.])(\d{4})", |c, _| {
         (c[2] == c[4]).then(|| date::<Chinese>(Some(&c[5]), &c[1], Some(&c[3]))).flatten()
     });
@@ -218,6 +230,7 @@ fn clock(hour: &str, minute: &str, second: Option<&str>) -> Option<String> {
     let (h, m) = (number(hour), number(minute));
     (h <= 24 && m < 60).then_some(())?;
     let two = |text: &str| match text.strip_prefix('0') {
+        Some("0") => "零".to_owned(),
         Some(one) => format!("零{}", digits(one)),
         None => quantity(text),
     };
@@ -275,8 +288,9 @@ fn currency(sign: &str) -> Option<&'static str> {
 }
 
 fn money(rules: &mut Vec<Rule>) {
-    rule(rules, &format!(r"({CURRENCY}) ?({N})(?:{RANGE}({N}))?([百千万亿]{{0,2}})"), |c, _| {
+    rule(rules, &format!(r"({CURRENCY}) ?({N})(?:{RANGE}({N}))?([百千万亿]{{0,2}})(?:元|块)?"), |c, _| {
         let to = c.get(3).map(|to| format!("到{}", counted_or(to.as_str(), !c[4].is_empty()))).unwrap_or_default();
+        // "￥5元" says it twice.
         Some(format!("{}{to}{}{}", counted_or(rounded(&c[2]), !c[4].is_empty()), &c[4], currency(&c[1])?))
     });
 }
@@ -287,6 +301,7 @@ fn counted_or(text: &str, counted_by: bool) -> String {
 
 fn measures(rules: &mut Vec<Rule>) {
     money(rules);
+    characters::mixed::<Chinese>(rules);
     // How tall: "1米75".
     loose(rules, r"([12])米(\d{2})", |c, context| {
         (!context.next().is_some_and(|next| next.is_ascii_digit() || next == '米'))
@@ -325,6 +340,7 @@ fn measures(rules: &mut Vec<Rule>) {
             quantity(&c[3])
         ))
     });
+    loose(rules, r"[-−](百|千)分之", |c, _| Some(format!("负{}分之", &c[1])));
     rule(rules, &format!(r"([-−]?)({N}) ?([%％‰])"), |c, _| {
         Some(format!("{}{}{}", share(&c[3]), minus::<Chinese>(&c[1]), quantity(&c[2])))
     });
