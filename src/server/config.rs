@@ -29,7 +29,7 @@ pub struct Http {
     pub hosts: Vec<String>,
     /// Origins that browsers may call from; `*` allows all.
     pub cors: Vec<String>,
-    /// Most connections at once, long-lived sockets included.
+    /// Most connections at once, of which sockets that stay open may be three of four.
     pub max_connections: usize,
     /// Of these, from one address (IPv6: one /64). Loopback is not held to it: a proxy there speaks for everybody.
     pub connections_per_address: usize,

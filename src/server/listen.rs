@@ -8,18 +8,18 @@
 //! a quick request; `/healthz` and `/readyz` are answered there as ever, so that a flood does not look like a death.
 //! Of the spare connections the oldest gives way: it had its time to ask.
 //!
-//! Before that, a connection gives way on which no whole request came within a second, the oldest first: it would hold its place for
-//! [`HEAD_TIMEOUT`] and longer. So who opens connections and leaves them keeps nobody out. Sockets that stay open take three of
-//! four places at most.
+//! Before that, a connection gives way on which no whole request came, the oldest first: it would hold its place for [`HEAD_TIMEOUT`]
+//! and longer. One that has been there for a second gives way to whoever comes, any of them to a whole request on a spare connection.
+//! So who opens connections and leaves them keeps nobody out. Sockets that stay open take three of four places at most.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, to_bytes};
 use axum::extract::{ConnectInfo, Request};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -47,7 +47,9 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(15);
 /// The same on a spare connection.
 const SPARE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Spare connections at once.
-const SPARE: usize = 64;
+const SPARE: usize = 256;
+/// Longest body of a request on a spare connection, bytes.
+const SPARE_BODY: usize = 256 << 10;
 /// Largest head of a request: its line and its headers, bytes.
 pub(super) const MAX_HEAD: usize = 16 << 10;
 /// So long a client that connects may take for its first request before its place is another's.
@@ -82,9 +84,8 @@ pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Recei
             return;
         }
     };
-    let crowd = Arc::new(Mutex::new(Crowd::new(manners.bounds)));
+    let house = Arc::new(House { crowd: Mutex::new(Crowd::new(manners.bounds)), unasked: Mutex::default() });
     let mut spare: VecDeque<AbortHandle> = VecDeque::new();
-    let mut unasked: VecDeque<Unasked> = VecDeque::new();
     let mut connections = JoinSet::new();
     let mut look = tokio::time::interval(certificate::LOOK);
     loop {
@@ -101,20 +102,13 @@ pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Recei
         };
         match accepted {
             Ok((stream, peer)) => {
-                let mut place = Counted::take(&crowd, peer.ip(), false);
-                if matches!(place, Err(Entry::Full))
-                    && let Some(one) = idlest(&mut unasked, clock::now())
-                {
-                    one.task.abort();
-                    place = Counted::take(&crowd, peer.ip(), true);
-                }
-                let room = place.map_or(Room::None, |place| Room::Placed(Arc::new(place)));
+                let room = Room::of(&house, peer.ip());
                 let place = if let Room::Placed(place) = &room { Some(Arc::downgrade(place)) } else { None };
                 let (router, stop, lent) = (router.clone(), stop.clone(), manners.place.clone());
                 let task =
                     connections.spawn(Connection { stream, peer, router, stop, lent, room }.serve(acceptor.clone()));
                 if let Some(place) = place {
-                    unasked.push_back(Unasked { task, place, since: clock::now() });
+                    house.unasked().push_back(Unasked { task, place, since: clock::now() });
                 } else {
                     spare.retain(|task| !task.is_finished());
                     spare.push_back(task);
@@ -165,10 +159,46 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
+/// Who is connected.
+#[derive(Debug)]
+struct House {
+    crowd: Mutex<Crowd>,
+    /// Connections with a place on which no whole request had come when they were last looked at, the oldest first.
+    unasked: Mutex<VecDeque<Unasked>>,
+}
+
+impl House {
+    fn crowd(&self) -> MutexGuard<'_, Crowd> {
+        self.crowd.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unasked(&self) -> MutexGuard<'_, VecDeque<Unasked>> {
+        self.unasked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for `peer`.
+    fn take(self: &Arc<Self>, peer: IpAddr, displaces: bool) -> Result<Counted, Entry> {
+        match self.crowd().enter(peer, displaces) {
+            Entry::In => {
+                let (asked, stays) = (AtomicBool::new(false), AtomicBool::new(false));
+                Ok(Counted { house: self.clone(), peer, asked, stays })
+            }
+            refused => Err(refused),
+        }
+    }
+
+    /// The place, for `peer`, of the oldest on which no whole request came, where that one has been there for `least`.
+    fn displace(self: &Arc<Self>, peer: IpAddr, least: Duration) -> Option<Counted> {
+        let one = idlest(&mut self.unasked(), clock::now(), least)?;
+        one.task.abort();
+        self.take(peer, true).ok()
+    }
+}
+
 /// A connection's count in the crowd; dropping it counts it out.
 #[derive(Debug)]
 struct Counted {
-    crowd: Arc<Mutex<Crowd>>,
+    house: Arc<House>,
     peer: IpAddr,
     /// A whole request came on it.
     asked: AtomicBool,
@@ -177,19 +207,9 @@ struct Counted {
 }
 
 impl Counted {
-    fn take(crowd: &Arc<Mutex<Crowd>>, peer: IpAddr, displaces: bool) -> Result<Self, Entry> {
-        match crowd.lock().unwrap_or_else(PoisonError::into_inner).enter(peer, displaces) {
-            Entry::In => {
-                let (asked, stays) = (AtomicBool::new(false), AtomicBool::new(false));
-                Ok(Self { crowd: crowd.clone(), peer, asked, stays })
-            }
-            refused => Err(refused),
-        }
-    }
-
     /// It becomes a socket that stays open; `false`: there are too many.
     fn stay(&self) -> bool {
-        let room = self.crowd.lock().unwrap_or_else(PoisonError::into_inner).stay();
+        let room = self.house.crowd().stay();
         self.stays.store(room, Relaxed);
         room
     }
@@ -197,7 +217,7 @@ impl Counted {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        let mut crowd = self.crowd.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut crowd = self.house.crowd();
         if self.stays.load(Relaxed) {
             crowd.end_stay();
         }
@@ -205,18 +225,18 @@ impl Drop for Counted {
     }
 }
 
-/// A connection with a place on which no whole request had come when it was last looked at.
+#[derive(Debug)]
 struct Unasked {
     task: AbortHandle,
     place: Weak<Counted>,
     since: Instant,
 }
 
-/// The one that is to give way: the oldest on which no whole request came, once it is no longer young.
-fn idlest(unasked: &mut VecDeque<Unasked>, now: Instant) -> Option<Unasked> {
+/// The one that is to give way, where it has been there for `least`.
+fn idlest(unasked: &mut VecDeque<Unasked>, now: Instant, least: Duration) -> Option<Unasked> {
     while let Some(first) = unasked.front() {
         let waits = first.place.upgrade().is_some_and(|place| !place.asked.load(Relaxed));
-        if waits && now.saturating_duration_since(first.since) < YOUNG {
+        if waits && now.saturating_duration_since(first.since) < least {
             return None;
         }
         let first = unasked.pop_front();
@@ -240,15 +260,47 @@ struct Connection {
 #[derive(Clone)]
 enum Room {
     Placed(Arc<Counted>),
-    /// There is none: it gets a word and goes.
+    /// There was none when it came: it gets a word and goes, but a whole request takes the place of one who asks nothing.
+    Spare(Spare),
+    /// Its address has what it may: it gets a word and goes.
     None,
     /// Another gateway passes on what it had room for.
     Passed,
 }
 
+#[derive(Clone)]
+struct Spare {
+    house: Arc<House>,
+    peer: IpAddr,
+    /// The place, once it has one; held as long as the connection.
+    place: Arc<Mutex<Option<Counted>>>,
+}
+
+impl Spare {
+    /// `request` with all of its body, once it has a place.
+    async fn enter(&self, request: Request<Body>) -> Option<Request<Body>> {
+        let (parts, body) = request.into_parts();
+        let bytes = tokio::time::timeout(SPARE_TIMEOUT, to_bytes(body, SPARE_BODY)).await.ok()?.ok()?;
+        let place = self.house.displace(self.peer, Duration::ZERO)?;
+        *self.place.lock().unwrap_or_else(PoisonError::into_inner) = Some(place);
+        Some(Request::from_parts(parts, bytes.into()))
+    }
+}
+
 impl Room {
+    /// For one who comes now.
+    fn of(house: &Arc<House>, peer: IpAddr) -> Room {
+        let place = house.take(peer, false);
+        let full = matches!(place, Err(Entry::Full));
+        match place.ok().or_else(|| full.then(|| house.displace(peer, YOUNG)).flatten()) {
+            Some(place) => Room::Placed(Arc::new(place)),
+            None if full => Room::Spare(Spare { house: house.clone(), peer, place: Arc::default() }),
+            None => Room::None,
+        }
+    }
+
     fn is_full(&self) -> bool {
-        matches!(self, Room::None)
+        matches!(self, Room::None | Room::Spare(_))
     }
 
     /// A whole request came on the connection, or one was answered.
@@ -384,21 +436,28 @@ async fn speak_http2<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     }
 }
 
-async fn answer(router: Router, request: Request<Body>, room: Room) -> Result<Response, std::convert::Infallible> {
+async fn answer(router: Router, mut request: Request<Body>, room: Room) -> Result<Response, std::convert::Infallible> {
     let refused = |what: &str| {
         Ok(ApiError::unavailable(format!("there are as many {what} as there may be"), RETRY).into_response())
     };
-    if room.is_full() && !matches!(request.uri().path(), "/healthz" | "/readyz") {
-        return refused("connections");
+    let health = matches!(request.uri().path(), "/healthz" | "/readyz");
+    match &room {
+        Room::None if !health => return refused("connections"),
+        Room::Spare(spare) if !health => match spare.enter(request).await {
+            Some(whole) => request = whole,
+            None => return refused("connections"),
+        },
+        _ => {}
     }
     let response = router.oneshot(request).await?;
     room.is_asked();
-    match room {
-        Room::Placed(place) if response.status() == StatusCode::SWITCHING_PROTOCOLS && !place.stay() => {
-            refused("sockets")
-        }
-        _ => Ok(response),
-    }
+    let stays = match &room {
+        _ if response.status() != StatusCode::SWITCHING_PROTOCOLS => true,
+        Room::Placed(place) => place.stay(),
+        Room::Spare(_) | Room::None => false,
+        Room::Passed => true,
+    };
+    if stays { Ok(response) } else { refused("sockets") }
 }
 
 fn ended_badly(peer: SocketAddr, error: &dyn std::fmt::Display) {

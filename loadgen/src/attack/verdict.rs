@@ -182,9 +182,8 @@ pub struct Findings {
 
 impl Verdict {
     /// Judges late packets by those of `control`, the same calls without an attack: at most as many a turn, and what chance
-    /// adds to a count (three standard deviations of a Poisson count, and of the control's own); or those that were late when
-    /// the control's were, in which the computer stood still for both. Without a late packet there, none is allowed here
-    /// either.
+    /// adds to a count (three standard deviations of a Poisson count, and of the control's own), beside those that were late
+    /// when the control's were: the computer stood still for both. Without a late packet there, none is allowed here either.
     pub fn beside(&mut self, control: &Verdict) {
         let of =
             |verdict: &Verdict, what: &str| verdict.figures.iter().find(|figure| figure.what == what).map(|f| f.value);
@@ -199,7 +198,7 @@ impl Verdict {
         let together =
             |one: &&Instant| theirs.iter().any(|other| one.max(&other).duration_since(**one.min(&other)) < TOGETHER);
         let together = self.figures[at].at.iter().filter(together).count() as f64;
-        self.figures[at].must = Must::AtMost((expected + chance).floor().max(together));
+        self.figures[at].must = Must::AtMost((expected + chance).floor() + together);
         self.figures.insert(at + 1, Figure::new("  when those of the control row were late", together, Must::Nothing));
         self.figures.insert(at + 1, Figure::new("  in as many turns of the control row", expected, Must::Nothing));
     }

@@ -51,7 +51,8 @@ fn pair(source: &dyn Source, name: &str, n: usize, k: usize) -> Result<(Vec<f32>
 
 /// Layers over the same `k` inputs as one GEMM: by name and outputs.
 fn linear(packer: &Packer, source: &dyn Source, parts: &[(String, usize)], k: usize) -> Result<Linear, GpuError> {
-    let (mut w, mut b) = (Vec::new(), Vec::new());
+    let outputs = parts.iter().map(|(_, n)| n).sum();
+    let (mut w, mut b) = (Vec::with_capacity(outputs * k), Vec::with_capacity(outputs));
     for (name, n) in parts {
         let (wn, bn) = pair(source, name, *n, k)?;
         w.extend_from_slice(&wn);
