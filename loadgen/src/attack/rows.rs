@@ -29,7 +29,7 @@ const PLACES: f64 = 1_000.0;
 const NONE: Must = Must::AtMost(0.0);
 /// The call whose one right answer is sent again and again.
 const REPLAYED: &str = "replayed";
-/// What a gateway may set aside for a connection that says nothing, a WebSocket among them, KiB.
+/// Memory for each connection of a kind that comes and says nothing, KiB; not all of them find a place.
 const IDLE_CONNECTION: f64 = 48.0;
 
 /// A minute as it shows in answers, which may be late by turns.

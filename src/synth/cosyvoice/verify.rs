@@ -2,13 +2,19 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use super::checkpoint::{Part, TensorFile, find, nested};
 use super::config::{Config, YAML};
 use super::layout::{self, LM_HEAD, WEIGHT_NORM};
 use super::pickle::Element;
 use super::text::Tokenizer;
+
+/// Threads that look at values at once at most: more are bound by memory.
+const CHECKERS: usize = 8;
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,6 +124,7 @@ pub fn verify(dir: &Path, llm: &str) -> Report {
 
 fn tensors(file: &TensorFile, part: Part, expected: &[layout::Expected], report: &mut Report) {
     let mut known = BTreeSet::new();
+    let mut found = Vec::new();
     for tensor in expected.iter().filter(|t| t.part == part) {
         let key = spelling(file, &tensor.key);
         known.insert(key.clone());
@@ -134,8 +141,12 @@ fn tensors(file: &TensorFile, part: Part, expected: &[layout::Expected], report:
             }
             continue;
         };
-        report.tensors += 1;
-        check(file, &key, &tensor.shape, report);
+        found.push((key, &tensor.shape[..]));
+    }
+    report.tensors += found.len();
+    for checked in check_all(file, &found) {
+        report.values += checked.values;
+        report.problems.extend(checked.problems);
     }
     for (key, _) in file.entries() {
         if !known.contains(key) {
@@ -155,6 +166,36 @@ fn spelling(file: &TensorFile, key: &str) -> String {
         }
     }
     key.into()
+}
+
+/// What [`check`] says of each of `tensors`, in their order. Every value of a checkpoint is looked at before each start: by one core
+/// that took a third of it.
+fn check_all(file: &TensorFile, tensors: &[(String, &[usize])]) -> Vec<Report> {
+    let next = AtomicUsize::new(0);
+    let some = || {
+        let mut checked = Vec::new();
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some((key, shape)) = tensors.get(at) else { return checked };
+            let mut report = Report::default();
+            check(file, key, shape, &mut report);
+            checked.push((at, report));
+        }
+    };
+    let cores = thread::available_parallelism().map_or(1, NonZero::get).min(CHECKERS);
+    let mut all: Vec<(usize, Report)> = thread::scope(|scope| {
+        let others: Vec<_> = (1..cores).map(|_| scope.spawn(some)).collect();
+        let mut all = some();
+        for other in others {
+            match other.join() {
+                Ok(checked) => all.extend(checked),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        all
+    });
+    all.sort_by_key(|(at, _)| *at);
+    all.into_iter().map(|(_, report)| report).collect()
 }
 
 fn check(file: &TensorFile, key: &str, shape: &[usize], report: &mut Report) {

@@ -66,6 +66,7 @@ pub mod whisper;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use self::bench::{Bench, Cost, Effort, KernelCost};
 use self::device::Device;
@@ -93,6 +94,7 @@ use super::backend::{
 use super::checkpoint::Checkpoint;
 use super::config::Config;
 use super::cpu;
+use crate::clock;
 use crate::synth::{EngineLimits, Memory, PerStage, Precedence, Slot, Stage, SynthError};
 
 /// Utterances open at once at most, unless told otherwise, and at least.
@@ -141,6 +143,24 @@ pub struct GpuBackend {
     acoustic: Acoustic,
 }
 
+/// What the parts of a load take: a start that is slow says where.
+struct Laps {
+    since: Instant,
+    took: Vec<(&'static str, Duration)>,
+}
+
+impl Laps {
+    fn start() -> Self {
+        Self { since: clock::now(), took: Vec::new() }
+    }
+
+    fn end(&mut self, part: &'static str) {
+        let now = clock::now();
+        self.took.push((part, now.saturating_duration_since(self.since)));
+        self.since = now;
+    }
+}
+
 impl GpuBackend {
     /// Loads the checkpoint in `dir` onto device `ordinal`.
     ///
@@ -167,7 +187,9 @@ impl GpuBackend {
         if options.hardware.int8_keys && precision.flow == Elt::F32 {
             return Err(GpuError::Model("keys and values in 8 bits need a flow in 16 bits: `dtype` \"auto\"".into()));
         }
+        let mut laps = Laps::start();
         let device = Device::open(ordinal, &options.hardware)?;
+        laps.end("device");
         // Before memory is counted: what is left is the voice's.
         let seated = options.seat.as_ref().map(|seat| seat.settle(&device));
         let free = device.room()?;
@@ -178,14 +200,18 @@ impl GpuBackend {
         let affordable = (free as usize / 8) / (position * room);
         let positions = POSITIONS.min(affordable).max(256);
         let llm = Llm::load(&Packer::new(&device, precision.llm)?, source, &config.llm, room, positions)?;
+        laps.end("language model");
         let flow = Flow::load(&Packer::new(&device, precision.flow)?, source, &config)?;
+        laps.end("flow");
         let packer = Packer::new(&device, precision.hift)?;
         let hift = Hift::load(&packer, source, &config, options.sine_noise, room, flow.x_offset)?;
+        laps.end("vocoder");
         let hists = device.zeros("flow histories", room * flow.hist_bytes)?;
         device.settle(Part::Code)?;
         let free = device.room()?;
         let budget = options.memory.unwrap_or((free as f64 * SLAB_SHARE) as u64).min(free);
         let slabs = Slabs::new(&device, flow.slab_bytes, budget)?;
+        laps.end("memory");
         let widest = |most: usize| most.min(slots as usize) as u32;
         let caps = BackendCaps {
             device: format!("cuda:{ordinal}"),
@@ -217,6 +243,8 @@ impl GpuBackend {
         let mut backend = Self { seated, device, config, caps, llm, acoustic };
         backend.warm_up()?;
         backend.device.settle(Part::Graphs)?;
+        laps.end("graphs");
+        tracing::info!(device = ordinal, took = ?laps.took, "the model is on the device");
         Ok(backend)
     }
 
