@@ -141,6 +141,9 @@ impl Offer {
         let copies = |red: &u8| audio.copies.iter().any(|(of, parameters)| of == red && copied(parameters));
         offer.red = audio.red.iter().find(|red| codec == Codec::Opus && copies(red)).map(|red| (*red, number));
         offer.text = reduced(&offer.text, &[Some(number), offer.red.map(|(red, _)| red), events]);
+        if codec == Codec::Opus {
+            offer.text = agreeable(&offer.text, number);
+        }
         if let Some((red, _)) = offer.red {
             // The stack knows no such parameters and would take the format for another.
             let parameters = format!("a=fmtp:{red} ");
@@ -358,6 +361,25 @@ pub(super) fn judge(candidate: &str, local: SocketAddr, own: Scope) -> Candidate
     }
 }
 
+/// `text` with the parameters of Opus, whose number is `number`, as the stack has its own: it takes a format with other values for
+/// another format. Of Opus they are what each side wishes to receive (RFC 7587 section 7), and have been read.
+fn agreeable(text: &str, number: u8) -> String {
+    let head = format!("a=fmtp:{number} ");
+    let ours = |parameter: &str| match parameter.trim().split_once('=') {
+        Some(("minptime", _)) => "minptime=10".to_owned(),
+        Some(("useinbandfec", _)) => "useinbandfec=1".to_owned(),
+        _ => parameter.trim().to_owned(),
+    };
+    let line = |line: &str| match line.strip_prefix(&head) {
+        Some(wishes) => {
+            let wishes: Vec<String> = wishes.trim_end().split(';').map(ours).collect();
+            format!("{head}{}\r\n", wishes.join(";"))
+        }
+        None => line.to_owned(),
+    };
+    text.split_inclusive("\r\n").map(line).collect()
+}
+
 fn bad(message: impl Into<String>) -> WebRtcError {
     WebRtcError::BadOffer(message.into())
 }
@@ -379,6 +401,11 @@ mod tests {
         assert_eq!((offer.opus_fec, offer.opus_dtx), (true, false));
         let silent = Offer::read(&OFFER.replace("useinbandfec=1", "usedtx=1")).expect("good");
         assert_eq!((silent.opus_fec, silent.opus_dtx), (false, true));
+        // What a peer wishes to receive is no other format.
+        let other = OFFER.replace("minptime=10;useinbandfec=1", "minptime=3; useinbandfec=0;usedtx=1");
+        let other = Offer::read(&other).expect("good");
+        assert_eq!((other.opus_fec, other.opus_dtx), (false, true));
+        assert!(other.text.contains("a=fmtp:111 minptime=10;useinbandfec=1;usedtx=1\r\n"), "{}", other.text);
         assert_eq!(offer.fragment, "abcd");
     }
 
