@@ -99,8 +99,8 @@ impl WeightsFile {
             thread::scope(|scope| {
                 let parts = bytes.chunks_mut(share).enumerate();
                 let readers: Vec<_> = parts.map(|part| scope.spawn(move || one(part))).collect();
-                let ended = readers.into_iter().map(|reader| reader.join());
-                ended.map(|end| end.unwrap_or_else(|_| Err(io::Error::other("a reader panicked")))).collect()
+                let mut ended = readers.into_iter().map(|reader| reader.join());
+                ended.try_for_each(|end| end.unwrap_or_else(|_| Err(io::Error::other("a reader panicked"))))
             })
         };
         // Behind the reading, so that nothing of another file counts; a file that was cut short tells what became of it.
