@@ -46,6 +46,7 @@ mod flow;
 mod gemm;
 pub mod gemm_checks;
 mod hift;
+mod laps;
 mod ledger;
 pub mod libraries;
 mod llm;
@@ -66,7 +67,6 @@ pub mod whisper;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use self::bench::{Bench, Cost, Effort, KernelCost};
 use self::device::Device;
@@ -77,6 +77,7 @@ pub use self::faults::Fault;
 use self::flight::Acoustic;
 use self::flow::Flow;
 use self::hift::Hift;
+use self::laps::Laps;
 pub use self::ledger::Part;
 use self::llm::Llm;
 use self::slabs::Slabs;
@@ -94,7 +95,6 @@ use super::backend::{
 use super::checkpoint::Checkpoint;
 use super::config::Config;
 use super::cpu;
-use crate::clock;
 use crate::synth::{EngineLimits, Memory, PerStage, Precedence, Slot, Stage, SynthError};
 
 /// Utterances open at once at most, unless told otherwise, and at least.
@@ -141,24 +141,6 @@ pub struct GpuBackend {
     caps: BackendCaps,
     llm: Llm,
     acoustic: Acoustic,
-}
-
-/// What the parts of a load take: a start that is slow says where.
-struct Laps {
-    since: Instant,
-    took: Vec<(&'static str, Duration)>,
-}
-
-impl Laps {
-    fn start() -> Self {
-        Self { since: clock::now(), took: Vec::new() }
-    }
-
-    fn end(&mut self, part: &'static str) {
-        let now = clock::now();
-        self.took.push((part, now.saturating_duration_since(self.since)));
-        self.since = now;
-    }
 }
 
 impl GpuBackend {
