@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use cudarc::cublaslt::{result as lt, sys};
 
+use super::compiler::Source;
 use super::device::{Buf, Device, Elt, GpuError, Timer};
 use super::tuned::{Finding, Tuned};
 
@@ -20,6 +21,7 @@ static ALGORITHMS: Tuned<sys::cublasLtMatmulAlgo_t> = Tuned::new();
 /// The library's own description of an algorithm, for one version of it.
 impl Finding for sys::cublasLtMatmulAlgo_t {
     const KIND: &'static str = "library 1";
+    const KERNELS: &'static [&'static Source] = &[];
 
     fn to_bytes(self) -> Vec<u8> {
         self.data.iter().flat_map(|word| word.to_le_bytes()).collect()

@@ -8,13 +8,16 @@
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
+use super::compiler::{self, Source};
 use super::device::{Device, Elt, GpuError};
 use super::lt::Shape;
 
 /// A finding, and how it is written down.
 pub(super) trait Finding: Copy {
-    /// A name that no other kind of finding has. It changes with the meaning of the bytes and with the kernels.
+    /// A name that no other kind of finding has. It changes with the meaning of the bytes.
     const KIND: &'static str;
+    /// The kernels of ours that are timed: what was found of others says nothing of these.
+    const KERNELS: &'static [&'static Source];
 
     fn to_bytes(self) -> Vec<u8>;
 
@@ -46,7 +49,8 @@ impl<T: Finding> Tuned<T> {
         if let Some(known) = found().get(&key).copied() {
             return Ok(known);
         }
-        let name = format!("{} {elt:?} {shape:?}", T::KIND);
+        let kernels = compiler::named("", T::KERNELS.iter().flat_map(|source| source.parts.iter().copied()));
+        let name = format!("{} {elt:?} {shape:?} {kernels}", T::KIND);
         if let Some(known) = device.remembered(&name).and_then(|bytes| T::from_bytes(&bytes)) {
             return Ok(*found().entry(key).or_insert(known));
         }

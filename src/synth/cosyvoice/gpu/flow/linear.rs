@@ -3,10 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::super::compiler::Source;
 use super::super::device::{Buf, Device, Elt, GpuError, Kernel, Module, Timer, start};
 use super::super::gemm::{Act, Conv, Gemm, PLAIN, Tile};
 use super::super::lt::{Lt, Operands, Shape};
 use super::super::tuned::{Finding, Tuned};
+use super::super::units;
 use super::super::weights::Packed;
 use super::Block;
 
@@ -56,6 +58,7 @@ impl Choice {
 
 impl Finding for Option<Choice> {
     const KIND: &'static str = "own 2";
+    const KERNELS: &'static [&'static Source] = &[&units::FLOW, &units::GEMM];
 
     fn to_bytes(self) -> Vec<u8> {
         match self {

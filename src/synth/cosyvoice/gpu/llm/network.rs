@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::super::compiler::Source;
 use super::super::device::{Buf, Device, Elt, GpuError, Kernel, Timer, start};
 use super::super::gemm::{Act, Conv, Gemm, Squares, WARPGROUP_TILES, WarpgroupTile};
 use super::super::lt::Shape;
 use super::super::mirror::mirrored;
 use super::super::tuned::{Finding, Tuned};
+use super::super::units;
 use super::super::weights::Packed;
 use super::{ATTEND_WARPS, PASS, WIDTHS};
 use crate::synth::cosyvoice::config::LlmConfig;
@@ -76,6 +78,7 @@ static TILE_CHOICES: Tuned<WarpgroupTile> = Tuned::new();
 
 impl Finding for WarpgroupTile {
     const KIND: &'static str = "warpgroup 1";
+    const KERNELS: &'static [&'static Source] = &[&units::WARPGROUP];
 
     fn to_bytes(self) -> Vec<u8> {
         vec![self as u8]
