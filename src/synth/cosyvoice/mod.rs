@@ -37,8 +37,10 @@ pub mod verify;
 pub mod voices;
 pub mod yaml;
 
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
+use std::thread;
 
 pub use synthesizer::{CosyVoice, Settings};
 
@@ -54,9 +56,10 @@ impl CosyVoice<CpuBackend> {
     /// # Errors
     /// Everything that is wrong with the checkpoint, in one report.
     pub fn load_cpu(dir: &Path, options: Options, settings: Settings) -> Result<Self, SynthError> {
-        let config = checked(dir, &options)?;
         let (content, loaded) = content(dir, &options, "cpu");
-        let backend = CpuBackend::load(dir, options).map_err(|e| SynthError::Device(e.to_string()))?;
+        let (config, backend) = checked(dir, options, |options| {
+            CpuBackend::load(dir, options).map_err(|e| SynthError::Device(e.to_string()))
+        })?;
         let mut this = Self::new(backend, dir, config, settings)?;
         this.identify(content, loaded);
         Ok(this)
@@ -76,13 +79,16 @@ impl CosyVoice<GpuBackend> {
         precision: Precision,
         settings: Settings,
     ) -> Result<Self, SynthError> {
-        let config = checked(dir, &options)?;
         let (content, loaded) = content(dir, &options, &format!("{precision:?}"));
-        let backend = GpuBackend::load(dir, ordinal, options, precision).map_err(|e| match e {
-            GpuError::Absent(_) | GpuError::Compile { .. } | GpuError::Model(_) => SynthError::Unusable(e.to_string()),
-            GpuError::Taken(_) | GpuError::Memory { .. } | GpuError::Driver { .. } | GpuError::Blas(_) => {
-                SynthError::Device(e.to_string())
-            }
+        let (config, backend) = checked(dir, options, |options| {
+            GpuBackend::load(dir, ordinal, options, precision).map_err(|e| match e {
+                GpuError::Absent(_) | GpuError::Compile { .. } | GpuError::Model(_) => {
+                    SynthError::Unusable(e.to_string())
+                }
+                GpuError::Taken(_) | GpuError::Memory { .. } | GpuError::Driver { .. } | GpuError::Blas(_) => {
+                    SynthError::Device(e.to_string())
+                }
+            })
         })?;
         let mut this = Self::new(backend, dir, config, settings)?;
         this.identify(content, loaded);
@@ -100,11 +106,22 @@ fn content(dir: &Path, options: &Options, precision: &str) -> (Arc<OnceLock<Stri
     (identity::read_model(dir, networks), loaded)
 }
 
-/// The sizes of a checkpoint in which nothing is wrong.
-fn checked(dir: &Path, options: &Options) -> Result<Config, SynthError> {
-    let report = verify::verify(dir, options.llm.stem());
+/// The sizes of a checkpoint in which nothing is wrong, and what `load` makes of it. Looking at every value takes a second,
+/// which passes beside the load: what is wrong with the files goes before what loading them says.
+fn checked<T>(
+    dir: &Path,
+    options: Options,
+    load: impl FnOnce(Options) -> Result<T, SynthError>,
+) -> Result<(Config, T), SynthError> {
+    let llm = options.llm.stem();
+    let (report, loaded) = thread::scope(|scope| {
+        let check = scope.spawn(|| verify::verify(dir, llm));
+        let loaded = load(options);
+        (check.join().unwrap_or_else(|panic| resume_unwind(panic)), loaded)
+    });
     if !report.passed() {
         return Err(SynthError::Device(format!("{} cannot be used:\n{report}", dir.display())));
     }
-    Config::load(dir).map_err(|e| SynthError::Device(e.to_string()))
+    let config = Config::load(dir).map_err(|e| SynthError::Device(e.to_string()))?;
+    Ok((config, loaded?))
 }
