@@ -493,7 +493,7 @@ pub(super) fn codec_number(codec: Codec) -> u8 {
 
 /// The codec of a number; `None`: no codec has it.
 fn codec_of(number: u8) -> Option<Codec> {
-    [Codec::Opus, Codec::G722, Codec::Pcmu, Codec::Pcma].into_iter().find(|codec| codec_number(*codec) == number)
+    Codec::ALL.into_iter().find(|codec| codec_number(*codec) == number)
 }
 
 #[cfg(test)]

@@ -58,7 +58,7 @@ pub fn codecs(frames: usize) -> Result<Vec<Cost>, CodecError> {
             delay_ms: Some(delay_ms),
         });
     }
-    for codec in [Codec::Opus, Codec::G722, Codec::Pcmu, Codec::Pcma] {
+    for codec in Codec::ALL {
         let mut encoder = Encoder::new(&MediaFormat::plain(codec), OpusSettings::default())?;
         let mut payloads = Vec::with_capacity(frames);
         let took = timed(&speech, |frame| payloads.extend(encoder.encode(frame)));

@@ -21,6 +21,24 @@ pub enum Codec {
 }
 
 impl Codec {
+    /// All of them, the best first.
+    pub const ALL: [Codec; 4] = [Codec::Opus, Codec::G722, Codec::Pcmu, Codec::Pcma];
+
+    /// The codec of a [label](Self::label); `None`: no codec has it.
+    pub fn labelled(label: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|codec| codec.label() == label)
+    }
+
+    /// What an `rtpmap` of SDP says behind the payload type, in lower case: name, clock and channels other than one.
+    pub fn encoding(self) -> &'static str {
+        match self {
+            Codec::Opus => "opus/48000/2",
+            Codec::G722 => "g722/8000",
+            Codec::Pcmu => "pcmu/8000",
+            Codec::Pcma => "pcma/8000",
+        }
+    }
+
     /// RTP timestamp units per second.
     pub fn clock_rate(self) -> u32 {
         match self {

@@ -56,7 +56,7 @@ impl Batching<'_> {
         starving: bool,
         candidates: &'c [Candidate],
     ) -> (Stage, Vec<&'c Candidate>) {
-        if head.rank < Rank::Comfort {
+        if head.rank.is_hurried() {
             return (head.stage, self.urgent(now, head, candidates));
         }
         let stage = self.fullest(candidates).filter(|_| !starving).unwrap_or(head.stage);
@@ -78,12 +78,12 @@ impl Batching<'_> {
         let mut members = vec![head];
         let mut urgent = 1;
         let others = candidates.iter().filter(|c| c.job != head.job && c.stages.has(stage));
-        for other in others.clone().filter(|c| c.rank != Rank::Batch) {
+        for other in others.clone().filter(|c| c.is_live()) {
             let wider = cost(members.len() + 1);
             if members.len() >= most || wider > budget {
                 break;
             }
-            let hurried = head.rank <= Rank::First && (other.rank > Rank::First || other.finishing);
+            let hurried = head.rank.is_urgent() && (!other.rank.is_urgent() || other.finishing);
             let near = other.underrun.is_some_and(|underrun| underrun.saturating_duration_since(now) < near);
             // Where batch may cost more than that, live work that could wait may as well: it frees its slot sooner.
             let most_cost = if near { NEAR_COST } else { COMFORT_COST }.max(self.config.batch_ride);
@@ -95,7 +95,7 @@ impl Batching<'_> {
                 urgent = members.len();
             }
         }
-        let hurry = candidates.iter().any(|c| c.rank <= Rank::First);
+        let hurry = candidates.iter().any(|c| c.rank.is_urgent());
         let limit = if hurry {
             cost(members.len()) * self.config.batch_ride
         } else {
@@ -116,7 +116,7 @@ impl Batching<'_> {
     ) -> Vec<&'c Candidate> {
         let limit = self.config.batch_step().as_secs_f64().min(self.time_left(now, candidates));
         let mut members: Vec<&Candidate> = starving.into_iter().collect();
-        for live in candidates.iter().filter(|c| c.rank != Rank::Batch && c.stages.has(stage)) {
+        for live in candidates.iter().filter(|c| c.is_live() && c.stages.has(stage)) {
             if self.is_full(&members, stage, limit) {
                 break;
             }
@@ -147,7 +147,7 @@ impl Batching<'_> {
     ) {
         // Those that were parked come back only as far as memory reaches, counted together.
         let mut resident = self.table.claimed() + members.iter().map(|m| m.memory_to_resume).sum::<u64>();
-        for other in others.filter(|c| c.rank == Rank::Batch) {
+        for other in others.filter(|c| !c.is_live()) {
             if self.is_full(members, stage, limit) {
                 break;
             }
@@ -185,7 +185,7 @@ impl Batching<'_> {
     /// that, and all a new turn has to wait. `many` new turns are under way: then an eighth, so that those that come join sooner.
     pub(super) fn rounds(&self, stage: Stage, width: usize, rank: Rank, many: bool) -> u32 {
         let part = if many { 8 } else { 4 };
-        let limit = if rank < Rank::Comfort { self.config.max_step() / part } else { self.config.batch_step() };
+        let limit = if rank.is_hurried() { self.config.max_step() / part } else { self.config.batch_step() };
         self.rounds_within(stage, width, limit)
     }
 

@@ -30,7 +30,7 @@ const PART: u32 = 10;
 /// that is as urgent is in flight.
 pub(super) fn hold_back(candidates: &mut Vec<Candidate>, table: &Table, config: &Config, now: Instant, busy: bool) {
     let begins = |c: &Candidate| c.rank == Rank::First && c.stage == Stage::Prefill;
-    if !busy && candidates.iter().all(|c| c.rank > Rank::First || begins(c)) {
+    if !busy && candidates.iter().all(|c| !c.rank.is_urgent() || begins(c)) {
         return;
     }
     let target = config.first_audio_target();

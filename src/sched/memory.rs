@@ -14,7 +14,7 @@
 //!   Simulated with memory for 177 s of speech, 39 turns a second of 1.6 or 5.5 s: 2 of 625 refused where half was
 //!   counted, none at a third, and no gap either way.
 
-use super::rank::{Candidate, Rank};
+use super::rank::Candidate;
 use super::step::Stage;
 use super::table::Table;
 
@@ -199,7 +199,7 @@ impl Memory {
                 kept -= if is_finisher { candidate.growth.min(kept) } else { 0 };
                 continue;
             }
-            let (job, live, urgent) = (candidate.job, candidate.is_live(), candidate.rank <= Rank::First);
+            let (job, live, urgent) = (candidate.job, candidate.is_live(), candidate.rank.is_urgent());
             // The most urgent comes first; batch lacks it only where no live work does.
             if lack.is_none_or(|lack| live && !lack.live) {
                 lack = Some(Lack { job, live, urgent, stuck: false });

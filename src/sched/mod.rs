@@ -74,7 +74,7 @@ use self::memory::{Holding, Memory};
 use self::outcome::{Followed, Following};
 use self::placement::Placement;
 pub use self::plan::{OpenError, Plan};
-use self::rank::{Candidate, Rank, Ranking};
+use self::rank::{Candidate, Ranking};
 use self::starvation::Starvation;
 pub use self::step::{EngineLimits, Outcome, PerStage, Slot, Stage, Stages, Step};
 use self::stream::Stream;
@@ -256,7 +256,7 @@ impl Scheduler {
         }
         self.critical = rank::rest(&mut self.table, now, &self.config, &self.forecast, &self.memory);
         let mut candidates = self.ranking().candidates(now);
-        self.urgent = self.inflight.is_urgent() || candidates.first().is_some_and(|c| c.rank <= Rank::First);
+        self.urgent = self.inflight.is_urgent() || candidates.first().is_some_and(|c| c.rank.is_urgent());
         if self.memory.grows()
             && let Some(lack) = self.memory.gate(&self.table, &mut candidates)
         {
@@ -275,7 +275,7 @@ impl Scheduler {
             let step = self.select_concurrent(now, &candidates, stage, limit);
             return step.map_or_else(|| Plan::Idle { until: rank::wake_at(&self.table, now, &self.config) }, Plan::Run);
         }
-        let urgent = candidates.first().is_some_and(|c| c.rank <= Rank::Reserve);
+        let urgent = candidates.first().is_some_and(|c| c.rank.is_hurried());
         let starving = self.starvation.starves(now, &self.config);
         if (!urgent || starving)
             && let Some(plan) = self.placement().batch(starving)
@@ -511,21 +511,21 @@ impl Scheduler {
     /// The next step.
     fn select(&mut self, now: Instant, candidates: &[Candidate], starving: bool) -> Option<Plan> {
         let batching = self.batching();
-        let batch = candidates.iter().find(|c| c.rank == Rank::Batch && batching.can_be_resident(c));
-        let live = candidates.iter().find(|c| c.rank != Rank::Batch);
+        let batch = candidates.iter().find(|c| !c.is_live() && batching.can_be_resident(c));
+        let live = candidates.iter().find(|c| c.is_live());
         let starving = starving && batch.is_some();
         let head = if starving { batch } else { live.or(batch) }?;
         let (stage, members) = batching.step(now, head, starving, candidates);
-        let many = candidates.iter().take_while(|c| c.rank <= Rank::First).count() >= MANY;
+        let many = candidates.iter().take_while(|c| c.rank.is_urgent()).count() >= MANY;
         let rounds = batching.rounds(stage, members.len(), head.rank, many);
         let batch_waits = batch.is_some() || self.table.batch_waiting().next().is_some();
         if starving {
             self.starvation.give_quantum(now);
         }
-        if batch_waits && members.iter().all(|c| c.rank != Rank::Batch) && self.starvation.left_out(now) {
+        if batch_waits && members.iter().all(|c| c.is_live()) && self.starvation.left_out(now) {
             self.preemptions += 1;
         }
-        let urgent = members.iter().any(|c| c.rank <= Rank::First);
+        let urgent = members.iter().any(|c| c.rank.is_urgent());
         let step = Step { stage, slots: batching::start(&mut self.table, stage, &members), rounds };
         if !self.limits.launches || !matches!(stage, Stage::Flow | Stage::Vocode) {
             return Some(Plan::Run(step));
@@ -543,9 +543,9 @@ impl Scheduler {
         stage: Stage,
         limit: Duration,
     ) -> Option<Step> {
-        let urgent = &candidates[..candidates.partition_point(|c| c.rank <= Rank::First)];
+        let urgent = &candidates[..candidates.partition_point(|c| c.rank.is_urgent())];
         let head = urgent.iter().find(|c| c.stage != stage)?;
-        let speaking = &candidates[..candidates.partition_point(|c| c.rank <= Rank::Comfort)];
+        let speaking = &candidates[..candidates.partition_point(|c| c.rank.is_awaited())];
         let others = if head.stage == Stage::Decode { speaking } else { urgent };
         let members = self.batching().urgent(now, head, others);
         let rounds = self.batching().rounds_within(head.stage, members.len(), limit);

@@ -35,6 +35,23 @@ pub(super) enum Rank {
     Batch,
 }
 
+impl Rank {
+    /// First audio, or a gap that is about to be heard: what else there is may lengthen its step by little.
+    pub(super) fn is_urgent(self) -> bool {
+        self <= Rank::First
+    }
+
+    /// Its step waits for no fuller one.
+    pub(super) fn is_hurried(self) -> bool {
+        self <= Rank::Reserve
+    }
+
+    /// Below the lead limit: its listener's clock runs, or waits for it to begin.
+    pub(super) fn is_awaited(self) -> bool {
+        self <= Rank::Comfort
+    }
+}
+
 /// A job that could be in the next step.
 #[derive(Debug)]
 pub(super) struct Candidate {

@@ -46,11 +46,9 @@ enum Rate {
 
 /// What `rate` means on a leg with this codec.
 fn form_of(rate: Rate, codec: &str) -> Form {
-    let narrow = [Codec::Pcmu, Codec::Pcma].iter().any(|narrow| narrow.label() == codec);
-    match rate {
-        Rate::Narrow => Form::MuLaw,
-        Rate::Leg if narrow => Form::MuLaw,
-        Rate::Leg | Rate::Wide => Form::Linear(16_000),
+    match (rate, Codec::labelled(codec)) {
+        (Rate::Narrow, _) | (Rate::Leg, Some(Codec::Pcmu | Codec::Pcma)) => Form::MuLaw,
+        (Rate::Leg, Some(Codec::Opus | Codec::G722) | None) | (Rate::Wide, _) => Form::Linear(16_000),
     }
 }
 

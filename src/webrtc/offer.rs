@@ -45,9 +45,6 @@ pub(super) struct Offer {
 pub(super) const MAX_CANDIDATES: usize = 64;
 /// Formats of redundant audio that are looked at; browsers offer one.
 const MAX_COPIES: usize = 8;
-/// What is spoken, best first, by name in lower case and clock; channels other than one are part of the name.
-const CODECS: [(&str, Codec); 4] =
-    [("opus/48000/2", Codec::Opus), ("g722/8000", Codec::G722), ("pcmu/8000", Codec::Pcmu), ("pcma/8000", Codec::Pcma)];
 /// No offer for one audio section and one data channel comes near.
 const MAX_LINES: usize = 4096;
 
@@ -191,8 +188,8 @@ impl Offer {
 /// What the first audio section says.
 #[derive(Default)]
 struct Audio {
-    /// The first payload type of each of [`CODECS`].
-    codecs: [Option<u8>; CODECS.len()],
+    /// The first payload type of each of [`Codec::ALL`].
+    codecs: [Option<u8>; Codec::ALL.len()],
     /// Payload types and clock rates of telephone events.
     events: Vec<(u8, u32)>,
     /// Payload types whose `fmtp` asks for in-band error correction.
@@ -212,8 +209,8 @@ struct Audio {
 impl Audio {
     /// The best codec that is offered, and its payload type.
     fn best(&self) -> Option<(Codec, u8)> {
-        let offered = CODECS.iter().zip(self.codecs);
-        offered.filter_map(|((_, codec), number)| Some((*codec, number?))).next()
+        let offered = Codec::ALL.into_iter().zip(self.codecs);
+        offered.filter_map(|(codec, number)| Some((codec, number?))).next()
     }
 
     fn attribute(&mut self, name: &str, value: &str) {
@@ -222,7 +219,7 @@ impl Audio {
                 let Some((payload_type, encoding)) = payload_type(value) else { return };
                 let encoding = encoding.trim().to_ascii_lowercase();
                 let encoding = encoding.strip_suffix("/1").unwrap_or(&encoding);
-                if let Some(place) = CODECS.iter().position(|(name, _)| *name == encoding) {
+                if let Some(place) = Codec::ALL.iter().position(|codec| codec.encoding() == encoding) {
                     self.codecs[place].get_or_insert(payload_type);
                 }
                 match encoding.split_once('/') {

@@ -158,5 +158,6 @@ fn leg(text: &str) -> Result<(Leg, f64), String> {
 }
 
 pub(super) fn codec(text: &str) -> Result<Codec, String> {
-    Codec::named(text).ok_or_else(|| format!("{text:?} is none of pcmu, pcma, g722, opus"))
+    let known = || Codec::ALL.map(Codec::label).join(", ");
+    Codec::named(text).ok_or_else(|| format!("{text:?} is none of {}", known()))
 }

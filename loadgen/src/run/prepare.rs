@@ -87,7 +87,7 @@ impl Default for Target {
             spawn: None,
             log: PathBuf::from("gateway.log"),
             transport: sip::Transport::Udp,
-            codecs: vec![Codec::Pcmu, Codec::Pcma, Codec::G722, Codec::Opus],
+            codecs: sip::Config::default().codecs,
             srtp: false,
             credentials: None,
             impairment: None,

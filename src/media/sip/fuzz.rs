@@ -24,8 +24,7 @@ pub fn fuzz(bytes: &[u8]) {
         }
     }
     let now = clock::now();
-    let codecs = [Codec::Pcmu, Codec::Pcma, Codec::G722, Codec::Opus];
-    let mut inbound: Vec<Inbound> = codecs.into_iter().filter_map(|codec| Inbound::new(codec).ok()).collect();
+    let mut inbound: Vec<Inbound> = Codec::ALL.into_iter().filter_map(|codec| Inbound::new(codec).ok()).collect();
     let mut digits = dtmf::Receiver::default();
     let mut rest = bytes;
     while let Some((length, behind)) = rest.split_first() {
