@@ -98,7 +98,10 @@ fn neural(
     seat: &mut Option<(Seat, Option<u32>)>,
 ) -> Result<Choice, SynthError> {
     let Some(model) = config.model.clone() else {
-        return Err(SynthError::Input("CosyVoice3 needs [engine] model, the checkpoint directory".into()));
+        return Err(SynthError::Input(
+            "CosyVoice3 needs [engine] model, the checkpoint directory, for example the one that `antiphon model pull` fetches"
+                .into(),
+        ));
     };
     let (auto, wanted) = (config.kind == EngineKind::Auto, loudness(config));
     let hardware = hardware(config)?;

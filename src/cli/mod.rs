@@ -116,6 +116,16 @@ impl Failure {
         }
     }
 
+    /// What came of making the file or folder `path`, and what helps.
+    pub(crate) fn to_make(path: &Path, error: &std::io::Error) -> Self {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.exists());
+        let help = match folder {
+            Some(folder) => format!("make its folder first, for example `mkdir -p {}`", folder.display()),
+            None => "name another place, for example one in `/tmp`".to_owned(),
+        };
+        Self::failed(format!("{}: {error}; {help}", path.display()))
+    }
+
     /// The exit code of a command that has already said what was wrong.
     pub(crate) fn from_code(code: u8) -> Result<(), Self> {
         if code == 0 { Ok(()) } else { Err(Self { code, message: String::new() }) }
@@ -130,6 +140,17 @@ impl Failure {
 impl From<ConfigError> for Failure {
     fn from(error: ConfigError) -> Self {
         Self { code: BAD_CONFIG, message: error.to_string() }
+    }
+}
+
+/// A tag as BCP 47 (RFC 5646) forms them: letters first, then parts of letters and digits.
+fn language(text: &str) -> Result<String, String> {
+    let part = |part: &str| (1..=8).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_alphanumeric());
+    let first = text.split('-').next().unwrap_or_default();
+    let letters = (2..=8).contains(&first.len()) && first.bytes().all(|b| b.is_ascii_alphabetic());
+    match letters && text.split('-').all(part) {
+        true => Ok(text.to_owned()),
+        false => Err("expected a BCP 47 tag, for example de or en-GB".to_owned()),
     }
 }
 

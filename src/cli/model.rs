@@ -1,6 +1,6 @@
 //! `antiphon model`: fetch, check, invent and test checkpoints.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Subcommand, ValueEnum};
 
@@ -92,12 +92,24 @@ pub(super) enum Size {
     Tiny,
 }
 
+/// A folder that a checkpoint may be written to, with what to type for `command`.
+fn writable(dir: &Path, command: &str) -> Result<(), Failure> {
+    match dir.exists() && !dir.is_dir() {
+        true => Err(Failure::failed(format!(
+            "{}: that is a file: name a folder, for example `antiphon model {command}`",
+            dir.display()
+        ))),
+        false => Ok(()),
+    }
+}
+
 /// Runs a model command.
 pub(super) fn run(command: Command) -> Result<(), Failure> {
     let code = match command {
         Command::Pull { id, dir } => {
             let name = pull::name(&id);
             let dir = dir.unwrap_or_else(|| PathBuf::from(name));
+            writable(&dir, "pull --dir Fun-CosyVoice3-0.5B-2512")?;
             let set = if name.to_ascii_lowercase().contains("whisper") { &WHISPER } else { &pull::COSYVOICE };
             cli::pull(&id, &dir, crate::config::hub_endpoint().as_deref(), set)
         }
@@ -108,6 +120,7 @@ pub(super) fn run(command: Command) -> Result<(), Failure> {
         }
         Command::Verify { dir, llm } => cli::verify(&dir, llm),
         Command::Random { dir, size, seed } => {
+            writable(&dir, "random random-model")?;
             let size = match size {
                 Size::Full => random::Size::Full,
                 Size::Tiny => random::Size::Tiny,
@@ -115,6 +128,13 @@ pub(super) fn run(command: Command) -> Result<(), Failure> {
             cli::random(&dir, size, seed)
         }
         Command::Convert { from, to } => {
+            if !from.join("model.bin").is_file() {
+                return Err(Failure::failed(format!(
+                    "{}: there is no `model.bin` of CTranslate2: name a folder that has one, for example \
+                     `antiphon model convert faster-whisper-tiny.en whisper-tiny.en`",
+                    from.display()
+                )));
+            }
             let tensors = whisper::convert::convert(&from, &to).map_err(Failure::failed)?;
             println!("{}: {tensors} tensors", to.display());
             cli::DONE
@@ -126,8 +146,14 @@ pub(super) fn run(command: Command) -> Result<(), Failure> {
 }
 
 /// One file that cannot be read fails the command after the others.
-fn transcribe(dir: &std::path::Path, files: &[PathBuf], language: Option<String>, beams: usize) -> Result<u8, Failure> {
+fn transcribe(dir: &Path, files: &[PathBuf], language: Option<String>, beams: usize) -> Result<u8, Failure> {
     use whisper::{Options, Stop};
+    if !whisper::is_checkpoint(dir) {
+        return Err(Failure::failed(format!(
+            "{}: no checkpoint of Whisper is there: `antiphon model pull openai/whisper-tiny.en` fetches one",
+            dir.display()
+        )));
+    }
     let whisper = whisper::Whisper::load(dir).map_err(Failure::failed)?;
     // Products of matrices use the threads of the pool that they are called in: one makes the time a cost.
     let one = rayon::ThreadPoolBuilder::new().num_threads(1).build().map_err(Failure::failed)?;
@@ -158,7 +184,7 @@ fn transcribe(dir: &std::path::Path, files: &[PathBuf], language: Option<String>
     Ok(code)
 }
 
-fn selftest(kit: &std::path::Path, device: &str, dtype: &str) -> Result<u8, Failure> {
+fn selftest(kit: &Path, device: &str, dtype: &str) -> Result<u8, Failure> {
     if whisper::selftest::is_kit(kit) {
         let report = whisper_selftest(kit, device, dtype)?;
         println!("{report}");
@@ -167,6 +193,13 @@ fn selftest(kit: &std::path::Path, device: &str, dtype: &str) -> Result<u8, Fail
     // A kit may hold either part or both: the front end is compared first, as data flows.
     let mut code = cli::DONE;
     let front_end = voice::selftest::is_kit(kit);
+    if !front_end && !cli::is_kit(kit) {
+        return Err(Failure::failed(format!(
+            "{}: no kit is there (a folder with `checkpoint` and the original's tensors): name one, for example \
+             `antiphon model selftest tests/data/golden/cosyvoice3`",
+            kit.display()
+        )));
+    }
     if front_end {
         let report = voice::selftest::run(kit).map_err(Failure::failed)?;
         println!("{report}");
@@ -178,7 +211,7 @@ fn selftest(kit: &std::path::Path, device: &str, dtype: &str) -> Result<u8, Fail
     Ok(code.max(engine_selftest(kit, device, dtype)?))
 }
 
-fn whisper_selftest(kit: &std::path::Path, device: &str, dtype: &str) -> Result<whisper::selftest::Report, Failure> {
+fn whisper_selftest(kit: &Path, device: &str, dtype: &str) -> Result<whisper::selftest::Report, Failure> {
     use whisper::gpu::{Elt, Own, seat};
     use whisper::selftest::{Tolerances, run, run_on};
     if device == "cpu" {
@@ -203,7 +236,7 @@ fn ordinal(device: &str) -> Result<u32, Failure> {
     }
 }
 
-fn engine_selftest(kit: &std::path::Path, device: &str, dtype: &str) -> Result<u8, Failure> {
+fn engine_selftest(kit: &Path, device: &str, dtype: &str) -> Result<u8, Failure> {
     if device == "cpu" {
         return Ok(cli::selftest(kit));
     }

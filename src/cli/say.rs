@@ -30,7 +30,7 @@ pub(super) struct Args {
     #[arg(long)]
     voice: Option<String>,
     /// Language of the text as a BCP 47 tag; by default what it shows.
-    #[arg(long, value_name = "TAG")]
+    #[arg(long, value_name = "TAG", value_parser = super::language)]
     lang: Option<String>,
     /// How numbers and signs become words: on, reference (by the voice's own rules), off.
     #[arg(long, default_value = "on", value_name = "HOW")]
@@ -50,8 +50,8 @@ pub(super) struct Args {
     /// Manner of speaking, for voices that can.
     #[arg(long)]
     instructions: Option<String>,
-    /// Speaking rate.
-    #[arg(long, default_value_t = 1.0)]
+    /// Speaking rate, from 0.25 to 4.
+    #[arg(long, default_value_t = 1.0, value_parser = speed)]
     speed: f32,
     /// Inline tags of the voice in the text, such as [breath], are tags and not words.
     #[arg(long)]
@@ -102,6 +102,13 @@ impl From<Order> for TextOrder {
     }
 }
 
+fn speed(text: &str) -> Result<f32, String> {
+    match text.parse() {
+        Ok(speed) if (0.25..=4.0).contains(&speed) => Ok(speed),
+        _ => Err("expected a number from 0.25 to 4, for example 1.2".to_owned()),
+    }
+}
+
 /// Speaks, streaming: the first audio is written as soon as it is made.
 pub(super) fn run(args: Args) -> Result<(), Failure> {
     let mut config = super::load(args.config.as_deref())?;
@@ -117,6 +124,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     if let Some(llm) = args.llm {
         config.engine.llm = llm.to_string();
     }
+    config.validate().map_err(|message| Failure { code: super::BAD_CONFIG, message })?;
     let streamed = args.text_streaming == TextStreaming::Bistream;
     let text = if streamed {
         String::new()
@@ -154,7 +162,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     })?;
     let mut out = match &args.out {
         Some(path) if !to_stdout => {
-            let draft = Draft::create(path).map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?;
+            let draft = Draft::create(path).map_err(|e| Failure::to_make(path, &e))?;
             Out::File(draft, path.clone())
         }
         _ if std::io::stdout().is_terminal() => {

@@ -18,7 +18,7 @@ pub(super) struct Args {
     /// The text; `-` or nothing reads standard input, a line in, a line out.
     text: Option<String>,
     /// Its language as a BCP 47 tag; by default what it shows, else English.
-    #[arg(long, value_name = "TAG")]
+    #[arg(long, value_name = "TAG", value_parser = super::language)]
     lang: Option<String>,
     /// How numbers and signs become words: on, reference (as the original CosyVoice3), off.
     #[arg(long, default_value = "on", value_name = "HOW")]

@@ -17,7 +17,7 @@ use super::Failure;
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// The gateway.
-    #[arg(short, long, default_value = "http://127.0.0.1:8080", env = "ANTIPHON_URL")]
+    #[arg(short, long, default_value = "http://127.0.0.1:8080", env = "ANTIPHON_URL", value_parser = url)]
     url: String,
     /// Token with the scopes `calls` and `admin`, where the gateway asks for one.
     #[arg(long, env = "ANTIPHON_TOKEN", hide_env_values = true)]
@@ -30,10 +30,17 @@ pub(super) struct Args {
     once: bool,
 }
 
+fn url(text: &str) -> Result<String, String> {
+    match reqwest::Url::parse(text) {
+        Ok(url) if matches!(url.scheme(), "http" | "https") => Ok(text.to_owned()),
+        _ => Err("expected the address of a gateway, for example http://127.0.0.1:8080".to_owned()),
+    }
+}
+
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(value) if (0.1..=3600.0).contains(&value) => Ok(value),
-        _ => Err("from 0.1 to 3600 seconds".to_owned()),
+        _ => Err("expected from 0.1 to 3600 seconds, for example 2".to_owned()),
     }
 }
 

@@ -16,16 +16,22 @@ pub(super) fn read(path: Option<&Path>) -> Result<Vec<Part>, ConfigError> {
     let wrong = |path: &Path, message: String| ConfigError { origin: path.display().to_string(), message };
     let files = match path.is_dir() {
         false => vec![path.to_owned()],
-        true => listed(path).map_err(|error| wrong(path, format!("cannot be read: {error}")))?,
+        true => listed(path).map_err(|error| wrong(path, unreadable(&error)))?,
     };
     if files.is_empty() {
         return Err(wrong(path, "has no file that ends in .toml".into()));
     }
     let parts = files.iter().map(|file| match std::fs::read_to_string(file) {
         Ok(text) => Ok(Part { origin: file.display().to_string(), text }),
-        Err(error) => Err(wrong(file, format!("cannot be read: {error}"))),
+        Err(error) => Err(wrong(file, unreadable(&error))),
     });
     parts.collect()
+}
+
+fn unreadable(error: &std::io::Error) -> String {
+    format!(
+        "cannot be read: {error}; without -c the defaults hold, and packages keep theirs in /etc/antiphon/gateway.toml"
+    )
 }
 
 fn listed(folder: &Path) -> std::io::Result<Vec<PathBuf>> {

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use self::explain::{explain, located, place};
 use crate::agent::config::Agent;
 use crate::gateway::webhooks::Webhook;
 use crate::recording::Mode;
@@ -295,7 +296,8 @@ impl Config {
         Ok(())
     }
 
-    fn validate(&self) -> Result<(), String> {
+    /// What is wrong across keys, with the section and key that it is told of.
+    pub(crate) fn validate(&self) -> Result<(), String> {
         for (name, agent) in &self.agent {
             agent.validate().map_err(|error| format!("[agent.{name}] {error}"))?;
         }
@@ -329,7 +331,7 @@ impl Config {
             return Err(format!("[engine] loudness = {}: expected -40 to -10 LUFS, or 0", self.engine.loudness));
         }
         if self.engine.kind == EngineKind::Cosyvoice3 && self.engine.model.is_none() {
-            return Err("[engine] kind = \"cosyvoice3\" needs `model`, the checkpoint directory".into());
+            return Err("[engine] kind = \"cosyvoice3\" needs `model`, the checkpoint directory, for example the one that `antiphon model pull` fetches".into());
         }
         self.engine.llm.parse::<LanguageModel>().map_err(|e| format!("[engine] llm: {e}"))?;
         self.cluster.validate().map_err(|e| format!("[cluster] {e}"))?;
@@ -339,7 +341,9 @@ impl Config {
         let device = &self.engine.device;
         let cuda = device.strip_prefix("cuda:").is_some_and(|n| n == "all" || n.parse::<u32>().is_ok());
         if !(cuda || device == "auto" || device == "cpu") {
-            return Err(format!("[engine] device `{device}`: expected auto, cpu, cuda:N or cuda:all"));
+            return Err(format!(
+                "[engine] device `{device}`: expected auto, cpu, cuda:N or cuda:all, for example cuda:0"
+            ));
         }
         if !matches!(self.engine.kv.as_str(), "full" | "int8") {
             return Err(format!("[engine] kv `{}`: expected full or int8", self.engine.kv));
@@ -441,61 +445,6 @@ fn part_of(parts: &[folder::Part]) -> String {
     if origins.is_empty() { "defaults".to_owned() } else { origins.join(", ") }
 }
 
-fn located(origin: &str, text: &str, error: &toml::de::Error) -> ConfigError {
-    let origin = match error.span() {
-        None => origin.to_owned(),
-        Some(span) => {
-            let before = &text[..span.start.min(text.len())];
-            let line = before.matches('\n').count() + 1;
-            let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
-            format!("{origin}:{line}:{column}")
-        }
-    };
-    ConfigError { origin, message: explain(error.message()) }
-}
-
-/// Where the key of a mistake across keys (`[section] key ...`) stands in the file, else only the file.
-fn place(origin: &str, text: &str, message: &str) -> String {
-    let found = message.strip_prefix('[').and_then(|rest| rest.split_once(']')).and_then(|(section, rest)| {
-        let rest = rest.trim_start_matches([' ', ':']);
-        let end = rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).unwrap_or(rest.len());
-        let key = &rest[..end];
-        let mut inside = false;
-        let mut header = None;
-        for (number, line) in text.lines().enumerate() {
-            let line = line.trim();
-            if line.starts_with('[') {
-                let name = line.trim_start_matches('[').split(']').next().unwrap_or_default();
-                inside = name.trim() == section;
-                if inside && header.is_none() {
-                    header = Some(number);
-                }
-            } else if inside && line.split('=').next().is_some_and(|name| !key.is_empty() && name.trim() == key) {
-                return Some(number);
-            }
-        }
-        header
-    });
-    found.map_or_else(|| origin.to_owned(), |number| format!("{origin}:{}", number + 1))
-}
-
-/// Names that are at least so alike (Jaro-Winkler) are taken for a slip of the pen; then no other name is listed.
-const ALIKE: f64 = 0.8;
-
-/// Adds the nearest known name to serde's message about an unknown one.
-fn explain(message: &str) -> String {
-    let mut quoted = message.split('`').skip(1).step_by(2);
-    let is_name = message.starts_with("unknown field") || message.starts_with("unknown variant");
-    let (true, Some(found)) = (is_name, quoted.next()) else { return message.to_owned() };
-    let nearest = quoted.map(|known| (strsim::jaro_winkler(found, known), known)).max_by(|a, b| a.0.total_cmp(&b.0));
-    let what = message.split('`').next().unwrap_or_default();
-    match nearest {
-        Some((alike, known)) if alike >= ALIKE => format!("{what}`{found}`; did you mean `{known}`?"),
-        Some((_, known)) => format!("{message}; did you mean `{known}`?"),
-        None => message.to_owned(),
-    }
-}
-
 /// A variable's value as TOML where it is TOML (numbers, booleans, arrays), else as a string.
 fn parse_value(value: &str) -> toml::Value {
     #[derive(Deserialize)]
@@ -535,6 +484,7 @@ fn apply(table: &mut toml::Table, keys: &[String], value: toml::Value) -> Result
     }
 }
 
+mod explain;
 mod folder;
 mod in_force;
 mod source;

@@ -20,6 +20,48 @@ fn an_unknown_key_is_named_with_its_line_and_the_nearest_name() {
 }
 
 #[test]
+fn a_name_that_is_like_none_is_told_the_nearest_and_not_all() {
+    let error = load("[call]\nxyzzy = 1\n", &[]).expect_err("unknown key");
+    assert!(error.origin.ends_with("c.toml:2:1"), "{error}");
+    assert!(
+        error.message.contains("the nearest of")
+            && error.message.matches('`').count() == 2 + 2 * super::explain::LISTED,
+        "{error}"
+    );
+    // Where there are few they are all told.
+    let error = load("[engine]\nkind = \"xyzzy\"\n", &[]).expect_err("unknown kind");
+    assert!(error.message.contains("`cosyvoice3`") && error.message.contains("`tone`"), "{error}");
+}
+
+#[test]
+fn a_value_of_the_wrong_type_is_told_with_the_default_for_an_example() {
+    for (text, told) in [
+        ("[call]\nmax_calls = \"many\"\n", "expected a whole number, for example `max_calls = 1000`"),
+        ("[http]\nbind = 5\n", "for example `bind = \"127.0.0.1:8080\"`"),
+        ("[call.vad]\nsensitivity = []\n[log]\nlevel = 3\n", "for example `"),
+        ("[[sip.trunk]]\nname = \"t\"\nhost = 7\n", "for example `host = "),
+    ] {
+        let error = load(text, &[]).expect_err(text);
+        assert!(error.message.contains(told), "{text}: {error}");
+    }
+}
+
+#[test]
+fn a_mistake_across_sections_is_told_with_its_line() {
+    let hook = "url = \"https://a.example/\"\nsecret = \"s\"\nevents = [\"ended\"]";
+    for (text, line) in [
+        (format!("[webhook.w]\n{hook}\ntenant = \"nobody\"\n"), 5),
+        ("[cluster]\n\n[engine]\nkind = \"tone\"\nworkers = [\"10.0.0.1:7070\"]\n".to_owned(), 5),
+        ("[engine]\nkind = \"cosyvoice3\"\n".to_owned(), 2),
+        ("[engine]\ndtype = \"f32\"\nkv = \"int8\"\n".to_owned(), 3),
+    ] {
+        let error = load(&text, &[]).expect_err(&text);
+        let at = error.origin.split(".toml:").nth(1).and_then(|at| at.split(':').next()?.parse::<usize>().ok());
+        assert_eq!(at, Some(line), "{text}: {error}");
+    }
+}
+
+#[test]
 fn the_environment_overrides_the_file() {
     let config = load("[http]\nbind = \"127.0.0.1:1\"\n", &[("ANTIPHON_HTTP__BIND", "127.0.0.1:2")]).expect("valid");
     assert_eq!(config.http.bind.port(), 2);

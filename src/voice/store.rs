@@ -76,7 +76,7 @@ pub enum StoreError {
     #[error("there is a voice `{0}` already; remove it first or take another name")]
     Exists(VoiceName),
     /// No such voice.
-    #[error("there is no voice `{0}`")]
+    #[error("there is no voice `{0}`: `antiphon voice list` or GET /v1/voices shows those that there are")]
     Unknown(VoiceName),
     /// The file of a voice cannot be used.
     #[error(transparent)]

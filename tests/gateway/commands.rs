@@ -164,6 +164,48 @@ async fn check_names_the_line_of_a_mistake() {
     succeeds(folder.path(), &["check", shipped.to_str().expect("a path")]).await;
 }
 
+/// What people get wrong on the command line is answered with what to type instead, and nothing is done.
+#[tokio::test]
+async fn each_usual_mistake_is_answered_with_an_example() {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::create_dir(folder.path().join("empty")).expect("a folder");
+    std::fs::write(folder.path().join("note.txt"), "A note.").expect("written");
+    std::fs::write(folder.path().join("type.toml"), "[call]\nmax_calls = \"many\"\n").expect("written");
+    for (command, example) in [
+        ("say Hi -o a.mp3", "`-o speech.flac`"),
+        ("say Hi -o nowhere/a.wav", "`mkdir -p nowhere`"),
+        ("say Hi --speed 100 -o a.wav", "for example 1.2"),
+        ("say Hi --lang x_y -o a.wav", "for example de or en-GB"),
+        ("say Hi --device gpu -o a.wav", "for example cuda:0"),
+        ("say Hi --engine cosyvoice3 -o a.wav", "`antiphon model pull`"),
+        ("text Hi --lang x_y", "for example de or en-GB"),
+        ("serve -c nowhere.toml", "/etc/antiphon/gateway.toml"),
+        ("check type.toml", "for example `max_calls = 1000`"),
+        ("demo --out note.txt/demo", "name another place, for example"),
+        ("voice add anna --wav note.txt --text x", "`antiphon model pull`"),
+        ("voice rm nobody", "`antiphon voice list`"),
+        ("model verify empty", "`antiphon model pull --dir empty`"),
+        ("model verify nowhere", "`antiphon model pull --dir nowhere`"),
+        ("model random note.txt", "`antiphon model random random-model`"),
+        ("model pull --dir note.txt", "`antiphon model pull --dir"),
+        ("model selftest empty", "`antiphon model selftest tests/data/golden/cosyvoice3`"),
+        ("model transcribe empty note.txt", "`antiphon model pull openai/whisper-tiny.en`"),
+        ("model convert empty out", "`antiphon model convert faster-whisper-tiny.en whisper-tiny.en`"),
+        ("top --url nonsense", "for example http://127.0.0.1:8080"),
+        ("top --interval 0", "for example 2"),
+        ("worker --listen nonsense", "for example 127.0.0.1:7070"),
+        ("bench --engine cosyvoice3", "`antiphon model pull`"),
+    ] {
+        let words: Vec<&str> = command.split(' ').collect();
+        let wrong = antiphon(folder.path(), &words).await;
+        let said = String::from_utf8_lossy(&[wrong.stdout, wrong.stderr].concat()).into_owned();
+        assert!(!wrong.status.success() && said.contains(example), "{command}: {said}");
+    }
+    let left: Vec<_> = std::fs::read_dir(folder.path()).expect("readable").flatten().map(|e| e.file_name()).collect();
+    let known = |name: &std::ffi::OsString| ["empty", "note.txt", "type.toml"].iter().any(|known| name == known);
+    assert!(left.iter().all(known), "{left:?}");
+}
+
 /// Answers every OPTIONS.
 async fn telephone() -> (std::net::SocketAddr, tokio::task::JoinHandle<()>) {
     let socket = tokio::net::UdpSocket::bind("127.0.0.1:0").await.expect("binds");

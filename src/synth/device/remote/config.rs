@@ -78,7 +78,9 @@ impl Cluster {
     /// It is no address, or is on another machine and there is no TLS.
     pub fn check(&self, address: &str) -> Result<(), String> {
         let parts = address.rsplit_once(':').filter(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
-        let Some((host, _)) = parts else { return Err(format!("`{address}` is no address: write host:port")) };
+        let Some((host, _)) = parts else {
+            return Err(format!("`{address}` is no address: write host:port, for example 127.0.0.1:7070"));
+        };
         host::split(host)?;
         let host = host.trim_matches(['[', ']']);
         let near = host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
