@@ -1,6 +1,7 @@
 //! Jobs whose text is still being written.
 
 use super::*;
+use crate::sched::rank::Rank;
 
 /// A live job that was given its first words: too few to run anything with, where `ready` is empty.
 fn written(sched: &mut Scheduler, now: Instant, stream: u64, ready: Stages) -> (JobId, Slot) {
