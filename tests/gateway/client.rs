@@ -1,5 +1,7 @@
 //! `antiphon.js` in a real browser, on the page that the README shows, from another origin, with a single-use token.
 
+mod features;
+
 use std::time::Duration;
 
 use antiphon::agent::config::Agent;

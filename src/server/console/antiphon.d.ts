@@ -13,6 +13,7 @@ export interface ConnectOptions {
   speaker?: string;
   /** Element to play on. */
   audio?: HTMLAudioElement;
+  /** STUN and TURN servers; default: what the gateway names. */
   iceServers?: RTCIceServer[];
   echoCancellation?: boolean;
   noiseSuppression?: boolean;
@@ -70,6 +71,7 @@ export interface CallEvents {
 }
 
 export class CallError extends Error {
+  /** Of the gateway's answer; 0: there was none. */
   readonly status: number;
   readonly code: string;
   /** Seconds after which trying again is worth while. */
@@ -82,6 +84,8 @@ export class Call extends EventTarget {
   readonly agent: string | null;
   readonly state: CallState;
   readonly muted: boolean;
+  /** The browser wants a click before it plays. */
+  readonly blocked: boolean;
   readonly remoteStream?: MediaStream;
   say(text: string, options?: SayOptions): Promise<string>;
   interrupt(): Promise<void>;

@@ -42,6 +42,8 @@ const CAPTION_PERIOD = 80;
 /** From a packet's departure to the ear, in milliseconds, until the browser's statistics say. */
 const USUAL_DELAY = 120;
 
+/** Events after which a browser lets sound begin. */
+const GESTURES = ["click", "keydown"];
 /** How often levels are reported while somebody listens for them, in milliseconds. */
 const LEVEL_PERIOD = 50;
 
@@ -61,8 +63,8 @@ export class CallError extends Error {
  *
  * options: url (gateway, default: where this module came from), token, agent, microphone (true, false,
  * a deviceId, MediaTrackConstraints or a MediaStream), speaker (a deviceId), audio (an <audio> element to
- * play on), echoCancellation, noiseSuppression, autoGainControl (default true), reconnect (default true: a lost
- * session is replaced by a new one, with a new agent), signal (AbortSignal).
+ * play on), iceServers (default: what the gateway names), echoCancellation, noiseSuppression, autoGainControl (default true),
+ * reconnect (default true: a lost session is replaced by a new one, with a new agent), signal (AbortSignal).
  */
 export async function connect(options = {}) {
   const call = new Call(options);
@@ -73,6 +75,8 @@ export async function connect(options = {}) {
     call._end("failed");
     throw error instanceof CallError ? error : new CallError(String(error?.message ?? error), { cause: error });
   }
+  // The browser says so before the call stands, when no page can listen yet: told again behind the page's next lines.
+  setTimeout(() => call.blocked && call._tell("blocked", {}));
   return call;
 }
 
@@ -86,9 +90,10 @@ export async function devices() {
 /**
  * One call. Events (all CustomEvents, data in `detail`):
  * `state` {state}, `frame` (each agent frame), `caption` {who, id, text, heard, final}, `level` {input, output},
- * `blocked` (the browser wants a click before it plays: call `play()` in its handler), `moved` (the call goes on by another
- * connection, as the browser has another network: nothing to do), `renewed` {id, before} (the old
- * session was lost; this is another, whose agent knows nothing of it), `ended` {reason}: `hungUp`, `remote`, `lost`.
+ * `blocked` (the browser wants a click before it plays: call `play()` in its handler; `call.blocked` says so, too), `moved`
+ * (the call goes on by another connection, as the browser has another network: nothing to do), `renewed` {id, before} (the
+ * old session was lost; this is another, whose agent knows nothing of it), `ended` {reason}: `hungUp`, `remote`, `lost`,
+ * `failed`.
  */
 export class Call extends EventTarget {
   constructor(options) {
@@ -99,7 +104,8 @@ export class Call extends EventTarget {
     this.id = null;
     this.state = "idle";
     this.muted = false;
-    this._options = options;
+    this.blocked = false;
+    this._options = { ...options };
     this._captions = new Captions(caption => this._tell("caption", caption));
     this._renewals = 0;
     this._leave = () => this.hangUp();
@@ -112,6 +118,8 @@ export class Call extends EventTarget {
       if (changed && network !== "none") this._hasten();
     };
     this._online = () => this._hasten();
+    // Of a call that a script began without a click the sound may play, but meters stand still until there is one.
+    this._touched = () => this._context?.state === "suspended" && this._context.resume().catch(() => {});
   }
 
   // ---- what a page does with a call ----
@@ -137,7 +145,7 @@ export class Call extends EventTarget {
 
   /** Presses telephone keys, `0`-`9`, `*`, `#`, `A`-`D` (RFC 4733 events beside the microphone's sound). */
   async digits(digits) {
-    if (!this._sender?.dtmf?.canInsertDTMF) {
+    if (!this._sender?.track || !this._sender.dtmf?.canInsertDTMF) {
       throw new CallError("keys travel with the microphone's sound: call with a microphone", { code: "no_microphone" });
     }
     this._sender.dtmf.insertDTMF(digits, 100, 70);
@@ -150,25 +158,41 @@ export class Call extends EventTarget {
     this._tell("state", { state: this.state, muted });
   }
 
-  /** Changes the microphone in mid-call. */
+  /** Changes the microphone in mid-call; `false` gives it up, and one may follow where there was none. */
   async setMicrophone(choice) {
-    const stream = await this._openMicrophone(choice);
-    await this._sender?.replaceTrack(stream?.getAudioTracks()[0] ?? null);
+    const stream = choice === false ? null : await this._openMicrophone(choice);
+    const track = stream?.getAudioTracks()[0] ?? null;
+    if (track) track.enabled = !this.muted; // before anything of it is sent
+    try {
+      if (this.state === "ended") throw new CallError("the call is over", { code: "ended" });
+      await this._sender?.replaceTrack(track);
+    } catch (error) {
+      if (stream !== choice) for (const one of stream?.getTracks() ?? []) one.stop();
+      throw error;
+    }
     this._closeMicrophone();
-    this._useMicrophone(stream);
-    this.mute(this.muted);
+    this._useMicrophone(stream, choice);
+    if (this.state === "ended") this._closeMicrophone(); // meanwhile
   }
 
   /** Changes the speaker, where the browser can (not in Firefox before 116 or Safari). */
   async setSpeaker(id) {
     if (!this._audio?.setSinkId) throw new CallError("this browser has one speaker", { code: "unsupported" });
-    await this._audio.setSinkId(id);
+    try {
+      await this._audio.setSinkId(id);
+    } catch (cause) {
+      const why = { NotAllowedError: "was refused", NotFoundError: "is not there" }[cause.name] ?? "failed: " + cause.message;
+      throw new CallError("the speaker " + why, { code: "speaker", cause });
+    }
+    this._options.speaker = id;
   }
 
   /** Starts playing after `blocked`; call it in a click handler. */
   async play() {
-    await this._context?.resume?.();
+    // Not waited for: without a sound card a browser may never resume it, and it is of the meters only.
+    this._context?.resume?.().catch?.(() => {});
     await this._audio?.play();
+    this.blocked = false;
   }
 
   /** Round trip, jitter and loss of the transport, from the browser's own statistics. */
@@ -202,18 +226,28 @@ export class Call extends EventTarget {
 
   async _start() {
     this._set("connecting");
-    this._options.signal?.addEventListener("abort", () => this._end("hungUp"), { once: true });
+    const { signal } = this._options;
+    signal?.addEventListener("abort", () => this._end("hungUp"), { once: true });
+    if (signal?.aborted) this._end("hungUp");
+    this._unlessOver();
     const wanted = this._options.microphone ?? true;
     // Relay candidates can only stand in the offer if the servers are known before it.
     const asked = this._options.iceServers ??
       this._request("GET", "v1/webrtc").then(r => r.json()).then(r => r.iceServers).catch(() => []); // the answer names them too
-    this._useMicrophone(wanted === false ? null : await this._openMicrophone(wanted));
+    this._useMicrophone(wanted === false ? null : await this._openMicrophone(wanted), wanted);
     this._servers = await asked;
+    this._unlessOver();
     globalThis.addEventListener?.("pagehide", this._leave);
     globalThis.addEventListener?.("online", this._online);
+    for (const kind of GESTURES) globalThis.addEventListener?.(kind, this._touched);
     globalThis.navigator?.connection?.addEventListener?.("change", this._moved);
     this._watching = setInterval(() => this._watch().catch(() => {}), STALL_PERIOD);
     await this._open();
+  }
+
+  /** Leaves the setting up of a call that was hung up meanwhile. */
+  _unlessOver() {
+    if (this.state === "ended") throw new CallError("the call was hung up before it was connected", { code: "hungUp" });
   }
 
   /** A connection that knows the networks that the window `home` knows. Its events count while it is the call's. */
@@ -232,8 +266,9 @@ export class Call extends EventTarget {
     // The gateway closes it when the call ends there; what breaks off does not.
     made.channel.onclose = () => peer === this._peer && this.state === "connected" && this._end("remote");
     const track = this._microphone?.getAudioTracks()[0];
+    // Without a microphone nothing is sent, but one may follow.
     const transceiver = peer.addTransceiver(track ?? "audio", {
-      direction: track ? "sendrecv" : "recvonly",
+      direction: "sendrecv",
       streams: this._microphone ? [this._microphone] : [],
     });
     made.sender = transceiver.sender;
@@ -259,7 +294,8 @@ export class Call extends EventTarget {
     this._resource = new URL(response.headers.get("Location"), this.url).href;
     this._etag = response.headers.get("ETag");
     this.id = response.headers.get("X-Antiphon-Call");
-    if (this.state === "ended") return this._end("hungUp"); // hung up while it rang
+    if (this.state === "ended") this._end("hungUp"); // hung up while it rang: now there is something to give back
+    this._unlessOver();
     const linked = iceServers(response.headers.get("Link"));
     if (linked.length && !servers.length) peer.setConfiguration({ ...peer.getConfiguration(), iceServers: linked });
     await peer.setRemoteDescription({ type: "answer", sdp: ranked(await response.text(), (this._generation = 0)) });
@@ -317,8 +353,10 @@ export class Call extends EventTarget {
     if (this._audio) this._audio.srcObject = null;
   }
 
-  _useMicrophone(stream) {
+  /** `choice`: what the page asked for; a stream that it brought is the page's to stop. */
+  _useMicrophone(stream, choice) {
     this._microphone = stream;
+    this._brought = stream !== null && stream === choice;
     const track = stream?.getAudioTracks()[0];
     // Pulled out: the default one takes over. `stop()` of our own tells no such event.
     track?.addEventListener("ended", () => {
@@ -581,12 +619,17 @@ export class Call extends EventTarget {
   // ---- sound ----
 
   _hear(stream) {
-    this._audio = this._options.audio ?? Object.assign(document.createElement("audio"), { autoplay: true });
+    // One for all connections of a call: where a click is wanted, it has been given to this one.
+    this._audio ??= this._options.audio ?? Object.assign(document.createElement("audio"), { autoplay: true });
     // Safari plays nothing that is not inline.
     this._audio.playsInline = true;
     this._audio.srcObject = stream;
     if (this._options.speaker && this._audio.setSinkId) this._audio.setSinkId(this._options.speaker).catch(() => {});
-    this._audio.play().catch(error => error.name === "NotAllowedError" && this._tell("blocked", {}));
+    this._audio.play().then(() => (this.blocked = false), error => {
+      if (error.name !== "NotAllowedError") return;
+      this.blocked = true;
+      this._tell("blocked", {});
+    });
     this.remoteStream = stream;
     this._meter("output", stream);
   }
@@ -660,8 +703,7 @@ export class Call extends EventTarget {
   }
 
   _closeMicrophone() {
-    // A stream that the page brought is the page's to stop.
-    if (this._options.microphone instanceof MediaStream && this._microphone === this._options.microphone) return;
+    if (this._brought) return;
     for (const track of this._microphone?.getTracks() ?? []) track.stop();
   }
 
@@ -672,6 +714,7 @@ export class Call extends EventTarget {
     clearInterval(this._watching);
     globalThis.removeEventListener?.("pagehide", this._leave);
     globalThis.removeEventListener?.("online", this._online);
+    for (const kind of GESTURES) globalThis.removeEventListener?.(kind, this._touched);
     globalThis.navigator?.connection?.removeEventListener?.("change", this._moved);
     this._release();
     this._captions.clear();
