@@ -559,7 +559,8 @@ export class Call extends EventTarget {
         if (error.status === 404 || error.status === 409) {
           // The session is over: the agent hung up, or the gateway was away and came back without it.
           this._resource = null;
-          return this._down ? this._renew("lost") : this._end("remote");
+          const lost = this._down || (await this._wasLost());
+          return lost ? this._renew("lost") : this._end("remote");
         }
       } finally {
         this._restarting = false;
@@ -568,6 +569,12 @@ export class Call extends EventTarget {
       this._flush();
       if (again || this.state === "reconnecting") this._restart(RESTART_WAITS[Math.min(attempt + 1, RESTART_WAITS.length - 1)]);
     }, wait);
+  }
+
+  /** Whether nobody wanted the call to end, by its record: a gateway may be back before anybody has asked it in vain. */
+  async _wasLost() {
+    const record = await this._json("GET", "v1/records/" + this.id).catch(() => null); // it may keep none
+    return ["gateway stopped", "lost", "failed"].includes(record?.cause);
   }
 
   /**

@@ -1,5 +1,5 @@
 //! What `antiphon.js` does beside calling: without a microphone, with another one or speaker, muted, where the browser wants a
-//! click first.
+//! click first, and when the gateway is killed.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,6 +17,7 @@ use tokio::sync::broadcast::Receiver;
 use tokio::time::timeout;
 
 use super::super::chromium::Page;
+use super::super::program::{Serve, until};
 use super::super::support::{PATIENCE, Rig, SENTENCE};
 use super::KEY;
 
@@ -306,4 +307,53 @@ async fn a_page_changes_its_microphone_and_speaker_and_is_silent_while_it_is_mut
     assert_eq!(page.value("own.getAudioTracks()[0].readyState").await, json!("live"));
     assert_eq!(page.value("refused(call.setMicrophone(true))").await, json!(["CallError", "ended"]));
     rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_is_begun_anew_when_its_gateway_is_killed_and_back_before_the_browser_has_noticed() {
+    if !antiphon_skip::has_program("chromium", "chromium") {
+        return;
+    }
+    let (folder, state) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let site = site().await;
+    let mut program = Serve::start(folder.path(), state.path(), |command| {
+        command.env("ANTIPHON_HTTP__CORS", format!("[{site:?}]"));
+    });
+    program.ready().await;
+    let http = program.http.clone();
+    let microphone = quiet(folder.path());
+    let mut page = Page::open(&microphone).await;
+    open(&mut page, &site, &http).await;
+    // Nothing is said: the browser sees only that its path is gone, after seconds.
+    let before = begin(&mut page, json!({ "agent": "silent" })).await;
+    let written = |record: &Value| record["state"] == "open" && !record["answeredMs"].is_null();
+    until(&format!("{http}/v1/records/{before}"), written).await;
+    // A page that has the microphone may play, but its meters stand still until there is a click, anywhere.
+    assert_eq!(page.value("[call.blocked, call._context.state]").await, json!([false, "suspended"]));
+    page.click("elsewhere").await;
+    page.until("call._context.state == 'running'", STATE).await;
+    let devices = page.value("client.devices()").await;
+    let speaker = devices["speakers"].as_array().and_then(|all| all.last()).expect("a speaker")["id"].clone();
+    page.value(&format!("call.setSpeaker({speaker})")).await;
+
+    assert_eq!(program.end_by("KILL").await, None, "no exit code: it was killed");
+    let mut program = Serve::start(folder.path(), state.path(), |command| {
+        command.env("ANTIPHON_HTTP__CORS", format!("[{site:?}]"));
+        command.env("ANTIPHON_HTTP__BIND", http.trim_start_matches("http://"));
+    });
+    program.http.clone_from(&http);
+    program.ready().await;
+    page.until("told.renewed?.length == 1 || call.state == 'ended'", STATE).await;
+    let (told, id) = (page.value("told.renewed?.[0]").await, page.value("call.id").await);
+    assert_eq!(told, json!({ "id": id, "before": before }), "{}", page.value(STATE).await);
+    assert_ne!(id, json!(before));
+    assert_eq!(page.value("told.state.map(one => one.state)").await, json!(["reconnecting", "connected"]));
+    // Where the page wanted it to be heard, and by what is its microphone.
+    assert_eq!(page.value("call._audio.sinkId").await, speaker);
+    page.value(&format!("window.loudest = -100; call.say({SENTENCE:?}), 0")).await;
+    page.until("loudest > -40 && energy().then(energy => energy > 0.001)", STATE).await;
+    page.until(&format!("told.caption?.at(-1).heard == {SENTENCE:?}"), STATE).await;
+    assert_eq!(page.value("call._sender.track.readyState").await, json!("live"));
+    page.value("call.hangUp()").await;
+    assert_eq!(program.terminate().await, Some(0));
 }
