@@ -1,6 +1,7 @@
 //! `antiphon.js` in a real browser, on the page that the README shows, from another origin, with a single-use token.
 
 mod features;
+mod types;
 
 use std::time::Duration;
 

@@ -78,7 +78,9 @@ export class CallError extends Error {
   readonly retryAfter: number | null;
 }
 
+/** From `connect`. */
 export class Call extends EventTarget {
+  private constructor();
   readonly id: string | null;
   readonly url: string;
   readonly agent: string | null;
@@ -99,6 +101,9 @@ export class Call extends EventTarget {
   stats(): Promise<CallStats>;
   hangUp(): Promise<void>;
   addEventListener<K extends keyof CallEvents>(type: K, listener: (event: CallEvents[K]) => void, options?: AddEventListenerOptions | boolean): void;
+  addEventListener(type: string, listener: EventListenerOrEventListenerObject | null, options?: AddEventListenerOptions | boolean): void;
+  removeEventListener<K extends keyof CallEvents>(type: K, listener: (event: CallEvents[K]) => void, options?: EventListenerOptions | boolean): void;
+  removeEventListener(type: string, listener: EventListenerOrEventListenerObject | null, options?: EventListenerOptions | boolean): void;
 }
 
 export function connect(options?: ConnectOptions): Promise<Call>;
