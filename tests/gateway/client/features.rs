@@ -1,5 +1,5 @@
 //! What `antiphon.js` does beside calling: without a microphone, with another one or speaker, muted, where the browser wants a
-//! click first, and when the gateway is killed.
+//! click first, when the gateway is killed; and whether captions come with the sound.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -356,4 +356,54 @@ async fn a_call_is_begun_anew_when_its_gateway_is_killed_and_back_before_the_bro
     assert_eq!(page.value("call._sender.track.readyState").await, json!("live"));
     page.value("call.hangUp()").await;
     assert_eq!(program.terminate().await, Some(0));
+}
+
+/// When a sentence begins in what the page plays and when its first word is a caption, by the page's clock, and the longest
+/// that the page was held up meanwhile, by which either may be late.
+const MEASURE: &str = "async text => { \
+    let [onset, shown, last, held] = [null, null, performance.now(), 0]; \
+    const seen = e => { if (e.detail.who == 'agent' && e.detail.heard && !e.detail.final) shown ??= performance.now(); }; \
+    call.addEventListener('caption', seen); \
+    const ended = new Promise(done => call.addEventListener('caption', \
+      e => e.detail.who == 'agent' && e.detail.final && done())); \
+    const watch = setInterval(() => { \
+      const now = performance.now(); held = Math.max(held, now - last); last = now; \
+      if (onset == null && call.levels().output > -45) onset = now; \
+      if (onset != null && shown != null) clearInterval(watch); \
+    }, 5); \
+    await call.say(text); await ended; \
+    clearInterval(watch); call.removeEventListener('caption', seen); \
+    return { onset, shown, held }; }";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn captions_come_with_the_sound() {
+    if !antiphon_skip::has_program("chromium", "chromium") {
+        return;
+    }
+    let site = site().await;
+    let rig = Rig::with(|config| config.http.cors = vec![site.clone()]).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let microphone = quiet(folder.path());
+    let mut page = Page::open_with(&microphone, &["--autoplay-policy=no-user-gesture-required"]).await;
+    open(&mut page, &site, &rig.http).await;
+    begin(&mut page, json!({ "agent": "silent", "microphone": false })).await;
+    page.value(&format!("window.measure = {MEASURE}, 0")).await;
+    // Each begins with a word that is said at once.
+    let mut off = Vec::new();
+    for text in ["I am here to help you.", "We have a table for two.", "It is a sunny day in town."] {
+        page.until("call.levels().output < -60", "call.levels().output").await;
+        let measured = page.value(&format!("measure({text:?})")).await;
+        let at = |name: &str| measured[name].as_f64().unwrap_or_else(|| panic!("{name}: {measured}"));
+        println!(
+            "{text}: caption {:.0} ms after the onset, page held up for {:.0} ms",
+            at("shown") - at("onset"),
+            at("held")
+        );
+        off.push((at("shown") - at("onset"), at("held")));
+    }
+    // What holds up the gateway, or the browser beside its page, is not seen here: one of the three may be late by that.
+    let close = off.iter().filter(|(off, held)| off.abs() < 300.0 + held).count();
+    assert!(close >= 2 && off.iter().all(|(off, _)| off.abs() < 1_000.0), "{off:?}");
+    page.value("call.hangUp()").await;
+    rig.app.drain().await;
 }
