@@ -274,8 +274,15 @@ async fn a_page_changes_its_microphone_and_speaker_and_is_silent_while_it_is_mut
         page.value("[call.muted, told.state.at(-1).muted, call.levels().input]").await,
         json!([true, true, -100])
     );
-    // Another microphone is as silent.
+    // Another microphone is as silent, from its first sample on.
+    page.value(
+        "const { replaceTrack } = RTCRtpSender.prototype; \
+         RTCRtpSender.prototype.replaceTrack = function (track) { \
+           window.taken = track?.enabled; return replaceTrack.call(this, track); }; 0",
+    )
+    .await;
     page.value(&format!("window.first = call._sender.track; call.setMicrophone({:?})", microphones[1])).await;
+    assert_eq!(page.value("taken").await, json!(false));
     assert_eq!(page.value(used).await, json!([microphones[1], "live"]));
     assert_eq!(page.value("[first.readyState, call.muted]").await, json!(["ended", true]));
     ear.silence(once).await;
