@@ -85,13 +85,7 @@ impl Rtcp {
 
     /// A packet arrived. `audio`: it is of the codec, so that its timestamp tells of jitter.
     pub fn on_received(&mut self, packet: &InPacket, audio: bool) {
-        match &mut self.reception {
-            Some(reception) if reception.ssrc == packet.ssrc => {
-                reception.on_packet(packet, audio, self.clock_rate);
-            }
-            // Another source took over: a transfer behind the peer, or its restart.
-            _ => self.reception = Some(Reception::new(packet)),
-        }
+        Reception::take(&mut self.reception, packet, audio, self.clock_rate);
     }
 
     /// A compound packet arrived. `wall` is the time of day since 1970.
@@ -143,13 +137,7 @@ impl Rtcp {
 
     /// What arrived of the present source, so far.
     pub fn received(&self) -> Option<Arrivals> {
-        let reception = self.reception.as_ref()?;
-        let jitter = f64::from(reception.jitter()) / f64::from(self.clock_rate.max(1));
-        Some(Arrivals {
-            expected: reception.expected(),
-            received: reception.received,
-            jitter: Duration::from_secs_f64(jitter),
-        })
+        self.reception.as_ref().map(|reception| reception.arrivals(self.clock_rate))
     }
 
     /// Interarrival jitter of what arrives, in RTP timestamp units.
@@ -195,7 +183,7 @@ pub struct Malformed;
 
 /// What arrives from one source (RFC 3550 appendix A.1, A.3 and A.8).
 #[derive(Debug)]
-struct Reception {
+pub struct Reception {
     ssrc: u32,
     base: u32,
     cycles: u32,
@@ -214,6 +202,21 @@ struct Reception {
 }
 
 impl Reception {
+    /// A packet arrived, of the source that `present` counts or of another. `audio`: as for [`Rtcp::on_received`].
+    pub fn take(present: &mut Option<Reception>, packet: &InPacket, audio: bool, clock_rate: u32) {
+        match present {
+            Some(reception) if reception.ssrc == packet.ssrc => reception.on_packet(packet, audio, clock_rate),
+            // Another source took over: a transfer behind the peer, or its restart.
+            _ => *present = Some(Reception::new(packet)),
+        }
+    }
+
+    /// What has arrived so far.
+    pub fn arrivals(&self, clock_rate: u32) -> Arrivals {
+        let jitter = Duration::from_secs_f64(f64::from(self.jitter()) / f64::from(clock_rate.max(1)));
+        Arrivals { expected: self.expected(), received: self.received, jitter }
+    }
+
     fn new(packet: &InPacket) -> Reception {
         Reception {
             ssrc: packet.ssrc,

@@ -37,9 +37,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::sleep_until;
 
 use crate::clock;
-use crate::media::leg::{InPacket, LegEnd, LegEvent, MediaFormat, MediaLeg, OutPacket, PeerReport};
+use crate::media::leg::{Arrivals, InPacket, LegEnd, LegEvent, MediaFormat, MediaLeg, OutPacket, PeerReport};
 use crate::media::packets::{self, Packets};
 use crate::media::red;
+use crate::media::rtcp::Reception;
 use rtvi::{Asked, Rtvi};
 
 pub use driver::Driver;
@@ -138,6 +139,8 @@ pub struct WebRtcLeg {
     /// The stage that publishes them is gone.
     reports_over: bool,
     remote: Option<Arc<dyn TrackRemote>>,
+    /// What came of it: the connection's own reports keep their count to themselves.
+    reception: Option<Reception>,
     channel: Option<Arc<dyn DataChannel>>,
     /// The channel has not opened yet, but may: what is said meanwhile waits for it.
     awaited: bool,
@@ -173,6 +176,7 @@ impl WebRtcLeg {
             reports: parts.reports,
             reports_over: false,
             remote: None,
+            reception: None,
             channel: None,
             awaited: parts.channels,
             rtvi: None,
@@ -233,6 +237,8 @@ impl WebRtcLeg {
             arrived: clock::now(),
             payload,
         };
+        let audio = Some(packet.payload_type) != event_type;
+        Reception::take(&mut self.reception, &packet, audio, self.format.codec.clock_rate());
         match &mut self.red {
             Some(red) => red.take(packet).map(LegEvent::Rtp),
             None => Some(LegEvent::Rtp(packet)),
@@ -410,6 +416,10 @@ impl MediaLeg for WebRtcLeg {
         if let Err(error) = self.connection.close().await {
             tracing::debug!(%error, "closing a WebRTC connection");
         }
+    }
+
+    fn arrivals(&self) -> Option<Arrivals> {
+        self.reception.as_ref().map(|reception| reception.arrivals(self.format.codec.clock_rate()))
     }
 
     fn hold(&mut self, _hold: bool) -> Result<(), String> {
