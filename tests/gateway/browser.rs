@@ -1,20 +1,29 @@
 //! What the tests of the console ask of a browser, so that one drive goes through every panel in each of them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use antiphon::agent::config::Agent;
+use antiphon::call::{CallEvent, Interruptible};
+use antiphon_loadgen::heard::Clip;
+use antiphon_loadgen::wav;
 use serde_json::{Value, json};
 use tokio::process::Command;
 
 use super::chromium::Page;
-use super::support::PATIENCE;
+use super::support::{PATIENCE, Rig};
 
 /// Windows that are looked at: a desk, and a telephone.
 pub(crate) const SIZES: [(u32, u32); 2] = [(1280, 800), (390, 844)];
 /// Everything that the console shows, by the ids of its tabs.
 pub(crate) const TABS: [&str; 8] =
     ["tab-talk", "tab-calls", "tab-devices", "tab-batch", "tab-voices", "tab-records", "tab-settings", "tab-operate"];
+
+/// What takes some 20 seconds to say.
+pub(crate) const LONG: &str = "There are three flights to Lisbon tomorrow, the first of them at seven in the morning, the \
+    second a little after noon, and the last one late in the evening, when fares are lowest. The first one is almost full, \
+    the second has a stop in Madrid, and the third arrives a little before midnight.";
 
 /// Longest time that axe-core may take to be installed.
 const INSTALL: Duration = Duration::from_secs(240);
@@ -130,12 +139,13 @@ async fn judge(page: &mut impl Browser, what: &str, axe: Option<&str>) {
     assert_eq!(barriers, json!([]), "{what}");
 }
 
-/// The page as it is, in windows of both sizes and both schemes.
+/// The page as it is, in windows of both sizes and in each scheme that the browser can be told.
 pub(crate) async fn inspect(page: &mut impl Browser, what: &str, axe: Option<&str>) {
     for size in SIZES {
         page.resize(size).await;
         for scheme in ["light", "dark"] {
-            if page.scheme(scheme).await || scheme == "light" {
+            if page.scheme(scheme).await {
+                page.sees(&format!("matchMedia('(prefers-color-scheme: {scheme})').matches")).await;
                 let name = format!("{what}-{}-{scheme}", size.0);
                 judge(page, &name, axe).await;
                 keep(page.screenshot().await, &format!("{}-{name}.png", browser_name(page)), true);
@@ -168,6 +178,133 @@ pub(crate) fn keep(shot: Vec<u8>, name: &str, only_to_look: bool) {
     if let Ok(folder) = std::env::var(wanted) {
         std::fs::write(Path::new(&folder).join(name), &shot).expect("written");
     }
+}
+
+/// A microphone with a person at it: three sentences, and so many seconds of silence behind them.
+pub(crate) fn words(folder: &Path, silence: usize) -> PathBuf {
+    let said = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/smart_turn");
+    let clips =
+        ["office", "blue", "card"].map(|name| wav::read(said.join(format!("{name}_whole.wav"))).expect("words"));
+    let rate = clips[0].rate;
+    let mut pcm = clips.into_iter().flat_map(|clip| clip.pcm).collect::<Vec<_>>();
+    pcm.extend(vec![0.0; rate as usize * silence]);
+    let microphone = folder.join("words.wav");
+    wav::write(&microphone, &Clip { rate, pcm }).expect("written");
+    microphone
+}
+
+/// The demo agent, whose words those of the microphone do not cut off.
+pub(crate) fn patient() -> Agent {
+    Agent { interruptible: Some(Interruptible::None), ..Agent::at("builtin:demo") }
+}
+
+/// Waits until the gateway has heard the caller of its one call begin to speak, and stop.
+pub(crate) async fn words_are_heard(rig: &Rig) {
+    let (_, listed) = rig.get("/v1/calls").await;
+    let call = rig.handle_of(listed["calls"][0]["id"].as_str().expect("a call")).await;
+    let mut events = call.events();
+    for wanted in [true, false] {
+        let heard = async {
+            loop {
+                match events.recv().await.expect("the call lives") {
+                    CallEvent::Vad { speaking } if speaking == wanted => return,
+                    _ => {}
+                }
+            }
+        };
+        let heard = tokio::time::timeout(PATIENCE, heard).await;
+        heard
+            .unwrap_or_else(|_| panic!("the caller's words are not heard to {}", if wanted { "begin" } else { "end" }));
+    }
+}
+
+/// Has `text` spoken on the call of the page.
+pub(crate) async fn speaks(page: &mut impl Browser, text: &str) {
+    page.opens("tab-talk").await;
+    page.value(&format!("document.getElementById('text').value = {text:?}")).await;
+    page.click("speak").await;
+}
+
+/// A turn is cut off by the button in its middle: what was heard stays, the rest is struck through, and the call goes on.
+pub(crate) async fn interrupts(page: &mut impl Browser) {
+    speaks(page, LONG).await;
+    page.sees(&begun(LONG)).await;
+    page.click("interrupt").await;
+    page.sees(&cut(LONG)).await;
+    page.sees(
+        "[...document.querySelectorAll('#turns .figures-line')].some(line => line.innerText.includes('interrupted'))",
+    )
+    .await;
+    page.sees("document.getElementById('state').textContent == 'connected'").await;
+}
+
+/// Whether captions show some words of `text` as heard and the rest of it as still to come.
+pub(crate) fn begun(text: &str) -> String {
+    format!(
+        "[...document.querySelectorAll('#captions .agent > span.unheard')].some(rest => \
+         rest.previousSibling.textContent.length > 8 && rest.previousSibling.textContent + rest.textContent == {text:?})"
+    )
+}
+
+/// Whether captions show some words of `text` as heard and the rest of it as cut off.
+pub(crate) fn cut(text: &str) -> String {
+    format!(
+        "[...document.querySelectorAll('#captions .agent > del.unheard')].some(rest => \
+         rest.previousSibling.textContent.length > 8 && rest.previousSibling.textContent + rest.textContent == {text:?} \
+         && getComputedStyle(rest).textDecorationLine == 'line-through' && rest.nextSibling?.textContent == 'interrupted')"
+    )
+}
+
+/// What a device's card shows under this name: that of the first device.
+pub(crate) fn figure(name: &str) -> String {
+    format!(
+        "([...document.querySelectorAll('#devices dt')].find(one => one.textContent == {name:?})?.nextElementSibling\
+         .textContent ?? '')"
+    )
+}
+
+/// What the panels tell while a call is live that has heard the caller and was spoken to, and a job runs beside it.
+pub(crate) async fn live(page: &mut impl Browser) {
+    // A job in its middle.
+    page.opens("tab-batch").await;
+    page.value(&format!(
+        "document.getElementById('job-text').value = Array(300).fill({LONG:?}).join('\\n'); \
+         document.getElementById('job-format').value = 'opus'; document.getElementById('job').requestSubmit()"
+    ))
+    .await;
+    page.sees("[...document.querySelectorAll('#jobs progress')].some(one => one.value > 0 && one.value < one.max)")
+        .await;
+    // Its streams and the call's, on the device that speaks both.
+    speaks(page, &[LONG; 4].join(" ")).await;
+    page.opens("tab-devices").await;
+    let both = format!(
+        "parseInt({}) >= 1 && parseInt({}) >= 1 && /^-?\\d+\\.\\d\\d s$/.test({})",
+        figure("live streams of capacity"),
+        figure("batch streams"),
+        figure("least slack")
+    );
+    page.sees(&both).await;
+    // What both ends have measured of the call.
+    page.opens("tab-calls").await;
+    let cells = [
+        ("Leg", "^webrtc, opus$"),
+        ("State", "^(speaking|listening)$"),
+        ("First audio", "^\\\\d+ ms$"),
+        ("Lost", "^\\\\d+(\\\\.\\\\d)? %$"),
+        ("Round trip", "^\\\\d+ ms$"),
+        ("MOS out, in", "^\\\\d\\\\.\\\\d, \\\\d\\\\.\\\\d$"),
+    ];
+    for (name, form) in cells {
+        page.sees(&format!(
+            "new RegExp('{form}').test(document.querySelector('#calls tbody [data-label=\"{name}\"]')?.textContent)"
+        ))
+        .await;
+    }
+    // The job has no end of its own here.
+    page.opens("tab-batch").await;
+    page.value("[...document.querySelectorAll('#jobs button')].find(one => one.textContent == 'Cancel').click()").await;
+    page.sees("document.getElementById('jobs').innerText.includes('cancelled')").await;
+    page.value("document.getElementById('job-format').value = 'wav'").await;
 }
 
 /// Every panel does what it is for, on a gateway that has had a call with its recording. A microphone is there.

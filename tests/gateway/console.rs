@@ -1,35 +1,26 @@
 //! The console in a real browser: it calls, hears, shows what is said, and fits a desk and a telephone.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use antiphon::agent::config::Agent;
 use antiphon::config::EngineKind;
 use antiphon::server::config::Token;
-use antiphon_loadgen::heard::Clip;
 use antiphon_loadgen::synthetic;
 use antiphon_loadgen::wav;
 use serde_json::json;
 
-use super::browser::{self, Browser, axe, inspect, inspect_panels, keep};
+use super::browser::{self, Browser, axe, inspect, inspect_panels, keep, words};
 use super::chromium::Page;
 use super::hears::{TEXT, service};
 use super::support::{PATIENCE, Rig};
+use super::workers::{self, Worker};
 
 /// What a failed wait shows.
 const STATE: &str = "document.getElementById('problem').textContent + ' / ' + \
     document.getElementById('state').textContent + ' / ' + document.getElementById('captions').textContent";
 
-/// A microphone with a person at it: recorded words, and so many seconds of silence behind them, again and again.
-fn words(folder: &Path, silence: usize) -> PathBuf {
-    let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/whisper/audio.wav");
-    let Clip { rate, mut pcm } = wav::read(recorded).expect("recorded words");
-    pcm.extend(vec![0.0; rate as usize * silence]);
-    let microphone = folder.join("words.wav");
-    wav::write(&microphone, &Clip { rate, pcm }).expect("written");
-    microphone
-}
-
 /// The console of `rig`, ready.
-async fn open(rig: &Rig, microphone: &Path) -> Page {
+pub(crate) async fn open(rig: &Rig, microphone: &Path) -> Page {
     let mut page = Page::open(microphone).await;
     page.resize(1280, 800).await;
     page.ask("Page.navigate", json!({ "url": format!("{}/", rig.http) })).await;
@@ -81,21 +72,19 @@ async fn the_console_calls_hears_and_shows_what_is_said() {
     let rig = Rig::with(|config| {
         config.recording.mode = antiphon::recording::Mode::All;
         config.recording.consent.clear();
+        config.agent.insert("demo".into(), browser::patient());
     })
     .await;
     let folder = tempfile::tempdir().expect("a folder");
-    // A person who listens: anything louder might interrupt.
-    let microphone = folder.path().join("quiet.wav");
-    let mut room = synthetic::noise(1, 48_000, 5.0);
-    room.pcm.iter_mut().for_each(|sample| *sample *= 0.000_5);
-    wav::write(&microphone, &room).expect("written");
-
-    let mut page = open(&rig, &microphone).await;
+    let mut page = open(&rig, &words(folder.path(), 4)).await;
     page.click("call").await;
     page.until("document.getElementById('state').textContent == 'connected'", STATE).await;
     let calls = &rig.app.gateway().calls;
     assert_eq!(calls.list().len(), 1, "the gateway has the call");
     page.until("document.getElementById('captions').textContent.includes('Hello, this is Antiphon')", STATE).await;
+    // The caller is heard, here and there.
+    page.until("document.getElementById('level-in').value > -40", STATE).await;
+    browser::words_are_heard(&rig).await;
     // It is heard: the level is that of what the browser plays.
     page.click("speak").await;
     page.until("document.getElementById('level-out').value > -40", STATE).await;
@@ -109,35 +98,16 @@ async fn the_console_calls_hears_and_shows_what_is_said() {
     let headline = format!("Math.abs(parseFloat(document.getElementById('first').textContent) - {measured}) <= 1");
     page.until(&headline, "document.getElementById('first').textContent").await;
     // In the middle of a sentence some words are heard and the others grey.
-    page.value(
-        "document.getElementById('text').value = 'There are three flights to Lisbon tomorrow, the first of them at seven \
-         in the morning, the second a little after noon, and the last one late in the evening, when fares are lowest.'",
-    )
-    .await;
-    page.click("speak").await;
-    page.until("document.querySelector('#captions span.unheard')?.previousSibling?.textContent.length > 8", STATE)
-        .await;
+    browser::speaks(&mut page, browser::LONG).await;
+    page.until(&browser::begun(browser::LONG), STATE).await;
     keep(page.screenshot().await, "console.png", false);
     page.resize(390, 844).await;
     keep(page.screenshot().await, "console-phone.png", false);
 
     let axe = axe().await;
     inspect_panels(&mut page, axe.as_deref()).await;
-
-    // By keyboard from one panel to the next.
-    page.value("document.getElementById('tab-talk').focus()").await;
-    for kind in ["keyDown", "keyUp"] {
-        page.ask("Input.dispatchKeyEvent", json!({ "type": kind, "key": "ArrowRight", "code": "ArrowRight" })).await;
-    }
-    page.until("document.activeElement.id == 'tab-calls' && !document.getElementById('panel-calls').hidden", STATE)
-        .await;
-    page.until(
-        "document.querySelectorAll('#calls tbody tr').length == 1",
-        "document.getElementById('calls').innerText",
-    )
-    .await;
-    page.click("tab-talk").await;
-    page.click("interrupt").await;
+    browser::live(&mut page).await;
+    browser::interrupts(&mut page).await;
     page.click("hang").await;
     page.until("document.getElementById('state').textContent == 'ended'", STATE).await;
     let gone = async {
@@ -204,6 +174,7 @@ async fn a_voice_is_recorded_in_the_console_and_speaks() {
         config.engine.device = "cpu".into();
         config.scheduler.first_audio_target_ms = 60_000;
         config.scheduler.load_limit = 1.0;
+        config.agent.insert("anna".into(), Agent { voice: Some("anna".into()), ..browser::patient() });
     })
     .await;
     let mut page = open(&rig, &words(folder.path(), 0)).await;
@@ -230,7 +201,66 @@ async fn a_voice_is_recorded_in_the_console_and_speaks() {
     // What the device did for it, stage by stage.
     page.opens("tab-devices").await;
     page.until("document.querySelectorAll('#devices .lanes > span').length >= 4", "document.body.innerText").await;
+    let memory = format!("/^\\d+ MB of \\d+(\\.\\d)? [MG]B$/.test({})", browser::figure("memory"));
+    page.until(&memory, "document.getElementById('devices').innerText").await;
     keep(page.screenshot().await, "scheduler.png", true);
+    // On a call, where the wait for it went: through each stage of the model.
+    page.opens("tab-talk").await;
+    page.value("document.getElementById('agent').value = 'anna'").await;
+    page.click("call").await;
+    page.until("document.getElementById('state').textContent == 'connected'", STATE).await;
+    browser::speaks(&mut page, "Hello, it is me.").await;
+    let all = a_turn_tells(&["queued", "prefill", "first token", "first mel", "first PCM", "first packet"]);
+    page.until(&all, "document.getElementById('turns').innerText").await;
+    page.click("hang").await;
+    page.until("document.getElementById('state').textContent == 'ended'", STATE).await;
+    assert!(page.errors.is_empty(), "the page has errors: {:?}", page.errors);
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_console_shows_each_device_and_what_becomes_of_it() {
+    if !antiphon_skip::has_program("chromium", "chromium") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut worker = Worker::start_in(folder.path(), "");
+    let rig = Rig::with(|config| {
+        workers::speaks_through(config, std::slice::from_ref(&worker));
+        config.agent.insert("demo".into(), browser::patient());
+    })
+    .await;
+    let mut page = open(&rig, &words(folder.path(), 8)).await;
+    page.opens("tab-devices").await;
+    let shown = "document.getElementById('devices').innerText";
+    page.until("document.querySelectorAll('#devices .card').length == 2", shown).await;
+    page.until("document.querySelectorAll('#devices .card .pill.good').length == 2", shown).await;
+    let name = format!("worker {}", worker.address);
+    page.until(&format!("document.querySelector('#devices h2').innerText.includes({name:?})"), shown).await;
+    page.opens("tab-talk").await;
+    page.click("call").await;
+    page.until("document.getElementById('state').textContent == 'connected'", STATE).await;
+    // The one speaks that is first, and tells no steps; the other has nothing to do.
+    browser::speaks(&mut page, &[browser::LONG; 4].join(" ")).await;
+    page.opens("tab-devices").await;
+    let live = |speaks: usize| {
+        let card = |at| {
+            format!("parseInt(document.querySelectorAll('#devices .card')[{at}].querySelector('dl dd').innerText)")
+        };
+        format!("{} >= 1 && {} == 0", card(speaks), card(1 - speaks))
+    };
+    page.until(&live(0), shown).await;
+    page.until("document.querySelector('#devices .card').innerText.includes('does not tell its steps')", shown).await;
+    inspect(&mut page, "two-devices", axe().await.as_deref()).await;
+    // It is gone: that is said with the reason, and the other one speaks on.
+    worker.kill();
+    let reason =
+        format!("document.querySelector('#devices .card .note.bad')?.innerText.includes({:?})", worker.address);
+    page.until(&reason, shown).await;
+    page.until("document.querySelectorAll('#devices .card .pill.bad').length == 1", shown).await;
+    page.until(&live(1), shown).await;
+    page.click("tab-talk").await;
+    page.click("hang").await;
     assert!(page.errors.is_empty(), "the page has errors: {:?}", page.errors);
     rig.app.drain().await;
 }

@@ -2,11 +2,10 @@
 //! every panel does what it is for. There is no sound card where tests run, and without one Firefox holds Web Audio up: what is heard is judged
 //! by the energy of what it decoded, not by the console's meters.
 
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use antiphon::agent::config::Agent;
-use antiphon::call::Interruptible;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures_util::{SinkExt, StreamExt};
@@ -18,18 +17,20 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
 
 use super::browser::{self, Browser, axe};
+use super::hears::{TEXT, service};
 use super::support::{PATIENCE, Rig};
 
 /// A browser starts slowly on a loaded machine.
 const START: Duration = Duration::from_secs(60);
-/// A microphone without a person at it, sound without a click, the gateway on this computer called without asking anybody
-/// (Local Network Access holds ICE up until somebody allows it), and nothing fetched from its maker.
+/// A microphone of which nobody is asked, sound without a click, a dark desk, the gateway on this computer called without asking
+/// anybody (Local Network Access holds ICE up until somebody allows it), and nothing fetched from its maker.
 const PREFERENCES: &[(&str, &str)] = &[
     ("media.navigator.streams.fake", "true"),
     ("media.navigator.permission.disabled", "true"),
     ("media.autoplay.default", "0"),
     ("media.autoplay.blocking_policy", "0"),
     ("media.autoplay.block-webaudio", "false"),
+    ("layout.css.prefers-color-scheme.content-override", "0"),
     ("network.lna.enabled", "false"),
     ("network.lna.blocking", "false"),
     ("remote.prefs.recommended", "true"),
@@ -93,6 +94,33 @@ impl Firefox {
         let there = json!({ "context": page.context, "url": url, "wait": "complete" });
         page.ask("browsingContext.navigate", there).await;
         page
+    }
+
+    /// Puts a person at the microphone of the page, who says what this file holds again and again: Firefox has no other
+    /// microphone than one that hums. The file is played into a stream, as a page would play it to a listener.
+    async fn listens_to(&mut self, file: &Path) {
+        const PLAY: &str = "async file => {
+            const sound = Uint8Array.from(atob(file), one => one.charCodeAt(0));
+            const player = new Audio(URL.createObjectURL(new Blob([sound], { type: 'audio/wav' })));
+            player.loop = true;
+            await player.play();
+            const said = player.mozCaptureStream();
+            window.person = { player, said };
+            // Who has finished with a track stops it: a copy each.
+            navigator.mediaDevices.getUserMedia = async () =>
+                new MediaStream(said.getAudioTracks().map(track => track.clone()));
+            return said.getAudioTracks().length;
+        }";
+        let file = STANDARD.encode(std::fs::read(file).expect("readable"));
+        let parameters = json!({
+            "functionDeclaration": PLAY,
+            "arguments": [{ "type": "string", "value": file }],
+            "target": { "context": self.context },
+            "awaitPromise": true,
+            "userActivation": true,
+        });
+        let result = self.ask("script.callFunction", parameters).await;
+        assert_eq!(plain(&result["result"]), json!(1), "a track: {result}");
     }
 
     async fn ask(&mut self, method: &str, parameters: Value) -> Value {
@@ -164,9 +192,9 @@ impl Browser for Firefox {
         self.ask("browsingContext.setViewport", json!({ "context": self.context, "viewport": viewport })).await;
     }
 
-    async fn scheme(&mut self, _: &str) -> bool {
-        // It takes a preference at its start.
-        false
+    async fn scheme(&mut self, scheme: &str) -> bool {
+        // By a preference at its start.
+        scheme == "dark"
     }
 
     async fn screenshot(&mut self) -> Vec<u8> {
@@ -200,15 +228,17 @@ async fn firefox_calls_from_the_console_hears_and_shows_what_is_said() {
             "this computer has no address but loopback, which Firefox does not call from",
         );
     };
+    let service = service().await;
     let rig = Rig::with(|config| {
         config.webrtc.bind_ip = Some(own);
         config.recording.mode = antiphon::recording::Mode::All;
         config.recording.consent.clear();
-        // Its microphone hums, which is no interruption.
-        let demo = Agent { interruptible: Some(Interruptible::None), ..Agent::at("builtin:demo") };
-        config.agent.insert("demo".into(), demo);
+        config.recognizer.url = Some(service);
+        config.recognizer.timeout_ms = 20_000;
+        config.agent.insert("demo".into(), browser::patient());
     })
     .await;
+    let folder = tempfile::tempdir().expect("a folder");
     let mut page = Firefox::open(&format!("{}/", rig.http)).await;
     page.sees("document.getElementById('health')?.textContent == 'ready'").await;
     // The page's connections, to see what they decode.
@@ -217,11 +247,19 @@ async fn firefox_calls_from_the_console_hears_and_shows_what_is_said() {
          constructor(...args) { super(...args); window.peers.push(this); } }; 0",
     )
     .await;
+    page.listens_to(&browser::words(folder.path(), 4)).await;
     page.click("call").await;
     page.sees("document.getElementById('state').textContent == 'connected'").await;
     let calls = &rig.app.gateway().calls;
     assert_eq!(calls.list().len(), 1, "the gateway has the call");
     page.sees("document.getElementById('captions').textContent.includes('Hello, this is Antiphon')").await;
+    // What the caller says is heard, understood and answered.
+    browser::words_are_heard(&rig).await;
+    page.sees(&format!(
+        "[...document.querySelectorAll('#captions .caller')].some(p => p.innerText.includes({TEXT:?}))"
+    ))
+    .await;
+    page.sees("[...document.querySelectorAll('#captions .agent')].some(p => p.innerText.includes('You said'))").await;
     page.click("speak").await;
     let heard =
         "[...document.querySelectorAll('#captions p')].some(p => p.childNodes[1]?.textContent.endsWith('you today?'))";
@@ -234,6 +272,8 @@ async fn firefox_calls_from_the_console_hears_and_shows_what_is_said() {
     .await;
     let axe = axe().await;
     browser::inspect_panels(&mut page, axe.as_deref()).await;
+    browser::live(&mut page).await;
+    browser::interrupts(&mut page).await;
     page.click("hang").await;
     page.sees("document.getElementById('state').textContent == 'ended'").await;
     let gone = async {

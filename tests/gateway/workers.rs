@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use antiphon::config::EngineKind;
+use antiphon::config::{Config, EngineKind};
 use antiphon::synth::device::Phase;
 use antiphon::synth::device::remote::config::Tls;
 use antiphon_loadgen::codec::Codec;
@@ -83,7 +83,7 @@ impl Worker {
     }
 
     /// As by `kill -9`.
-    fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         // It may have ended by itself.
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -94,6 +94,14 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// A gateway that speaks through `workers`, and without them with a tone of its own.
+pub(crate) fn speaks_through(config: &mut Config, workers: &[Worker]) {
+    config.engine.kind = EngineKind::Tone;
+    config.engine.workers = workers.iter().map(|worker| worker.address.clone()).collect();
+    config.cluster.token = Some(antiphon::secret::Secret::new(TOKEN));
+    config.cluster.tls = Some(node());
 }
 
 /// Waits until `wanted` of the gateway's workers, by address, are in this state.
@@ -120,13 +128,7 @@ async fn until(rig: &Rig, worker: &Worker, wanted: impl Fn(&Phase) -> bool) {
 async fn a_gateway_speaks_through_a_worker_of_another_process() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut workers = [Worker::start(folder.path()), Worker::start(folder.path())];
-    let rig = Rig::with(|config| {
-        config.engine.kind = EngineKind::Tone;
-        config.engine.workers = workers.iter().map(|worker| worker.address.clone()).collect();
-        config.cluster.token = Some(antiphon::secret::Secret::new(TOKEN));
-        config.cluster.tls = Some(node());
-    })
-    .await;
+    let rig = Rig::with(|config| speaks_through(config, &workers)).await;
     let up = |worker: &Worker| counted(&format!("antiphon_worker_up{{worker=\"{}\"}}", worker.address));
     for worker in &workers {
         until(&rig, worker, |phase| *phase == Phase::Ready).await;
