@@ -159,6 +159,32 @@ impl Page {
         }
     }
 
+    /// Presses a key, which is a character or the name of one (`Shift+Tab`), and lets it go.
+    pub(crate) async fn press(&mut self, key: &str) {
+        let (modifiers, key) = key.strip_prefix("Shift+").map_or((0, key), |key| (8, key));
+        // Where a key has a text of its own it does what that text does.
+        let (code, number, text) = match key {
+            "Tab" => ("Tab", 9, ""),
+            "Enter" => ("Enter", 13, "\r"),
+            "Escape" => ("Escape", 27, ""),
+            " " => ("Space", 32, " "),
+            "End" => ("End", 35, ""),
+            "Home" => ("Home", 36, ""),
+            "ArrowLeft" => ("ArrowLeft", 37, ""),
+            "ArrowRight" => ("ArrowRight", 39, ""),
+            one => ("", 0, one),
+        };
+        for kind in ["keyDown", "keyUp"] {
+            let mut event = json!({
+                "type": kind, "key": key, "code": code, "modifiers": modifiers, "windowsVirtualKeyCode": number,
+            });
+            if kind == "keyDown" && !text.is_empty() {
+                event["text"] = json!(text);
+            }
+            self.ask("Input.dispatchKeyEvent", event).await;
+        }
+    }
+
     /// The window as a PNG file.
     pub(crate) async fn screenshot(&mut self) -> Vec<u8> {
         let shot = self.ask("Page.captureScreenshot", json!({ "format": "png" })).await;

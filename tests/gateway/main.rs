@@ -32,6 +32,7 @@ mod hears;
 mod hostile;
 mod idle;
 mod interop;
+mod keyboard;
 mod killed;
 mod kills;
 mod late;

@@ -11,8 +11,11 @@ export function drawReadiness(ready) {
     figure("takes calls", ready.ready ? "yes" : "no"), figure("draining", ready.draining ? "yes" : "no"), figure("live calls", ready.calls),
     figure("devices ready", `${ready.devices.filter(d => d.state === "ready").length} of ${ready.devices.length}`));
   $("faults").replaceChildren(...(ready.faults ?? []).map(fault => el("li", { textContent: `${fault.part}: ${fault.reason}` })));
+  // One takes the other's place; the keyboard stays there.
+  const held = [$("drain"), $("undrain")].includes(document.activeElement);
   $("drain").hidden = ready.draining;
   $("undrain").hidden = !ready.draining;
+  if (held) $(ready.draining ? "undrain" : "drain").focus();
 }
 
 /** What each gateway has told of its devices and trunks, where there are several; one that is silent is gone. */

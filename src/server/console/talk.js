@@ -118,7 +118,7 @@ function caption({ who, id, text, heard, final, how }) {
   const box = $("captions");
   box.scrollTop = box.scrollHeight;
   // Read aloud once, when it is known: words that change ten times a second are no use to a screen reader.
-  if (final) $("announce").textContent = `${who === "caller" ? "You" : "Agent"}: ${heard}`;
+  if (final && heard) $("announce").textContent = `${who === "caller" ? "You" : "Agent"}: ${heard}`;
 }
 
 /** The gateway's own measure: from the instant it accepted the text to the first packet, where nothing came before. */
