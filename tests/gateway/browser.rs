@@ -255,10 +255,10 @@ pub(crate) fn cut(text: &str) -> String {
     )
 }
 
-/// What a device's card shows under this name: that of the first device.
-pub(crate) fn figure(name: &str) -> String {
+/// What stands under this name in the part of the page with this id: the first, where there are several.
+pub(crate) fn figure(part: &str, name: &str) -> String {
     format!(
-        "([...document.querySelectorAll('#devices dt')].find(one => one.textContent == {name:?})?.nextElementSibling\
+        "([...document.querySelectorAll('#{part} dt')].find(one => one.textContent == {name:?})?.nextElementSibling\
          .textContent ?? '')"
     )
 }
@@ -279,9 +279,9 @@ pub(crate) async fn live(page: &mut impl Browser) {
     page.opens("tab-devices").await;
     let both = format!(
         "parseInt({}) >= 1 && parseInt({}) >= 1 && /^-?\\d+\\.\\d\\d s$/.test({})",
-        figure("live streams of capacity"),
-        figure("batch streams"),
-        figure("least slack")
+        figure("devices", "live streams of capacity"),
+        figure("devices", "batch streams"),
+        figure("devices", "least slack")
     );
     page.sees(&both).await;
     // What both ends have measured of the call.
@@ -339,6 +339,10 @@ pub(crate) async fn panels(page: &mut impl Browser, axe: Option<&str>) {
     page.sees("document.querySelector('#records tbody button') != null").await;
     page.value("document.querySelector('#records tbody button').click()").await;
     page.sees(&format!("{}.includes('How may I help you today?')", text("transcript"))).await;
+    // How good each way can have sounded, which was known when it ended.
+    for name in ["MOS sent", "MOS received"] {
+        page.sees(&format!("/^\\d\\.\\d/.test({})", figure("record-figures", name))).await;
+    }
     // And with its sound, both sides of it.
     page.sees("!document.getElementById('play-record').hidden").await;
     inspect(page, "record", axe).await;

@@ -201,7 +201,7 @@ async fn a_voice_is_recorded_in_the_console_and_speaks() {
     // What the device did for it, stage by stage.
     page.opens("tab-devices").await;
     page.until("document.querySelectorAll('#devices .lanes > span').length >= 4", "document.body.innerText").await;
-    let memory = format!("/^\\d+ MB of \\d+(\\.\\d)? [MG]B$/.test({})", browser::figure("memory"));
+    let memory = format!("/^\\d+ MB of \\d+(\\.\\d)? [MG]B$/.test({})", browser::figure("devices", "memory"));
     page.until(&memory, "document.getElementById('devices').innerText").await;
     keep(page.screenshot().await, "scheduler.png", true);
     // On a call, where the wait for it went: through each stage of the model.
