@@ -158,13 +158,20 @@ export const attempt = work => async event => {
   }
 };
 
+/** Takes the answer to the question that is asked, or was asked last; only the first counts. */
+let settle = null;
+$("confirm").addEventListener("submit", event => settle?.(event.submitter?.value === "yes"));
+// By Escape, or after an answer. It comes some time after the closing: the next question may be open by then.
+$("confirm").addEventListener("close", () => {
+  if (!$("confirm").open) settle?.(false);
+});
+
 export function confirmed(question, yes) {
+  settle?.(false);
   $("confirm-text").textContent = question;
   $("confirm-yes").textContent = yes;
-  const dialog = $("confirm");
-  dialog.returnValue = "no";
-  dialog.showModal();
-  return new Promise(done => dialog.addEventListener("close", () => done(dialog.returnValue === "yes"), { once: true }));
+  $("confirm").showModal();
+  return new Promise(done => (settle = done));
 }
 
 // ---- numbers ----
