@@ -15,6 +15,7 @@ mod commands;
 mod configuration;
 mod console;
 mod converted;
+#[allow(dead_code, reason = "the tests of the WebRTC leg use the rest")]
 #[path = "../webrtc/coturn.rs"]
 mod coturn;
 mod counted;

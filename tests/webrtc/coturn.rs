@@ -1,6 +1,7 @@
 //! A real TURN server (coturn), which speaks UDP, TCP and TLS on loopback.
 
 use std::net::TcpListener;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ pub(crate) struct Turn {
     child: Child,
     port: u16,
     secure: u16,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Turn {
@@ -48,7 +49,7 @@ impl Turn {
             .stderr(Stdio::null())
             .spawn()
             .expect("coturn starts");
-        let turn = Turn { child, port, secure, _folder: folder };
+        let turn = Turn { child, port, secure, folder };
         let listens = async {
             for port in [port, secure] {
                 while tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_err() {
@@ -66,10 +67,20 @@ impl Turn {
             "tls" => format!("turns:127.0.0.1:{}?transport=tcp", self.secure),
             _ => format!("turn:127.0.0.1:{}?transport={transport}", self.port),
         };
-        let login =
-            Login::Shared { secret: Secret::new(SECRET), username: "antiphon".into(), ttl: Duration::from_secs(600) };
-        IceServer { urls: vec![url], login: Some(login) }
+        at(url)
     }
+
+    /// Its certificate, which it has signed itself.
+    pub(crate) fn certificate(&self) -> PathBuf {
+        self.folder.path().join("certificate")
+    }
+}
+
+/// A server of this module, perhaps of another process, by its URL.
+pub(crate) fn at(url: String) -> IceServer {
+    let login =
+        Login::Shared { secret: Secret::new(SECRET), username: "antiphon".into(), ttl: Duration::from_secs(600) };
+    IceServer { urls: vec![url], login: Some(login) }
 }
 
 impl Drop for Turn {
