@@ -5,8 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::time::Duration;
 
 use crate::counted::Growth;
+use crate::interop::speak;
 use crate::support::{Audio, PEER_EVENTS, PEER_OPUS, Peer, call, echo, gateway, within};
 use antiphon::media::leg::{Codec, LegEnd, LegEvent, MediaLeg, OutPacket};
+use antiphon::media::webrtc::WebRtcLeg;
 use antiphon::webrtc::{Gateway, WebRtcConfig, WebRtcError};
 use antiphon_loadgen::codec::Codec as Spoken;
 use antiphon_loadgen::rtc::peer::Shape;
@@ -183,6 +185,76 @@ async fn packets_are_as_long_as_the_offer_wants_them() {
             assert_eq!(packet.payload.len(), last, "{wish}");
         }
     }
+}
+
+/// What is spoken goes through the encoder of calls, frame by frame, as a call sends it. A machine that is busy may be late with a
+/// frame, and its packet then leaves without it; so what counts is a run of packets, each as long as it was asked for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn speech_comes_in_packets_of_the_length_that_the_offer_asks_for() {
+    /// Packets of a run.
+    const RUN: usize = 8;
+    let gateway = gateway(WebRtcConfig::default()).await;
+    for (codec, audio) in [(Spoken::Opus, PEER_OPUS), (Spoken::Pcmu, 0)] {
+        for (wish, ms) in [
+            ("a=ptime:10\r\n", 10),
+            ("a=maxptime:10\r\n", 10),
+            ("a=maxptime:60\r\n", 20),
+            ("a=ptime:20\r\na=maxptime:60\r\n", 20),
+            ("a=ptime:40\r\n", 40),
+            ("a=ptime:60\r\na=maxptime:40\r\n", 40),
+            ("a=ptime:60\r\na=maxptime:120\r\n", 60),
+        ] {
+            let told = format!("{codec:?}, {}", wish.replace("\r\n", " "));
+            let mut peer = Peer::shaped(Shape { codec, audio, ..Shape::default() }, None).await;
+            let rtpmap = format!("a=rtpmap:{audio} ");
+            let offer = peer.offer().await.replace(&rtpmap, &format!("{wish}{rtpmap}"));
+            assert!(offer.contains(wish), "{told}: {offer}");
+            let answered = gateway.answer(&offer).await.expect("a good offer");
+            let clock = answered.leg.format().codec.clock_rate();
+            speaks(answered.leg);
+            peer.accept(&answered.sdp).await;
+            peer.state(RTCPeerConnectionState::Connected).await;
+            let wanted = ms * clock / 1_000;
+            let mut decoder = opus::Decoder::new(clock, opus::Channels::Mono).expect("a decoder");
+            let (mut last, mut run, mut loud) = (None, 0, false);
+            within(&told, async {
+                while run < RUN || !loud {
+                    let packet = peer.next_rtp().await;
+                    let (sequence, timestamp) = (packet.header.sequence_number, packet.header.timestamp);
+                    let ticks = match codec {
+                        Spoken::Opus => opus::packet::get_nb_samples(&packet.payload, clock).expect("a packet") as u32,
+                        _ => packet.payload.len() as u32,
+                    };
+                    assert!(ticks <= wanted, "{told}: {ticks} ticks");
+                    let follows =
+                        last.is_none_or(|last| last == (sequence.wrapping_sub(1), timestamp.wrapping_sub(wanted)));
+                    run = if ticks == wanted && follows { run + 1 } else { 0 };
+                    last = (ticks == wanted).then_some((sequence, timestamp));
+                    loud |= match codec {
+                        Spoken::Opus => {
+                            let mut pcm = [0.0; 5_760];
+                            let length = decoder.decode_float(&packet.payload, &mut pcm, false).expect("sound");
+                            assert_eq!(length as u32, ticks, "{told}");
+                            pcm[..length].iter().any(|sample| sample.abs() > 0.1)
+                        }
+                        // Of mu-law, 0xff and 0x7f are silence, and what is louder has smaller numbers.
+                        _ => packet.payload.iter().any(|octet| octet & 0x7f < 0x40),
+                    };
+                }
+            })
+            .await;
+            peer.close().await;
+        }
+    }
+    gateway.shutdown().await;
+}
+
+/// A call of `leg` that speaks, on a thread of its own.
+fn speaks(leg: WebRtcLeg) {
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(speak(leg, drop));
+    });
 }
 
 /// RFC 7587 section 6.1.

@@ -28,13 +28,14 @@ impl AcceptCall for Speaker {
     async fn accept(&self, leg: WebRtcLeg, _: Asked, session: &SessionId) -> Result<String, ApiError> {
         thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-            runtime.block_on(speak(leg));
+            runtime.block_on(speak(leg, drop));
         });
         Ok(session.to_string())
     }
 }
 
-async fn speak(mut leg: WebRtcLeg) {
+/// Speaks a tone that comes and goes through the encoder of calls, echoes texts, and hands on what else the leg tells.
+pub(crate) async fn speak(mut leg: WebRtcLeg, mut told: impl FnMut(LegEvent)) {
     leg.attach().await.expect("a live session");
     let format = leg.format().clone();
     let mut encoder = Encoder::new(&format, OpusSettings::default()).expect("an encoder");
@@ -61,7 +62,7 @@ async fn speak(mut leg: WebRtcLeg) {
             event = leg.recv() => match event {
                 LegEvent::Message(text) => assert!(leg.send_message(&text)),
                 LegEvent::Closed(_) => return,
-                _ => {}
+                other => told(other),
             }
         }
     }
