@@ -2,13 +2,16 @@
 //! flight before ours, which stopped the DTLS stack's timer for good (see the crate `dtls-repeats`). And sound that is lost,
 //! where both sides ask for it again.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
 
 use antiphon::media::leg::LegEvent;
 use antiphon::webrtc::{Gateway, SessionId, WebRtcConfig};
 use antiphon_loadgen::rtc::peer::Shape;
 use tokio::net::UdpSocket;
 use tokio::task::JoinHandle;
+use tokio_util::task::AbortOnDropHandle;
 use webrtc::peer_connection::RTCPeerConnectionState;
 
 use crate::support::{Audio, PEER_OPUS, Peer, echo, gateway, within};
@@ -29,27 +32,38 @@ fn messages(mut datagram: &[u8]) -> Vec<u8> {
     found
 }
 
-/// Passes datagrams between a peer and `gateway`, but for those of which `lose(to_gateway, datagram)` says otherwise.
-async fn relay(
+/// Passes datagrams between a peer and `gateway`, but for those of which `lose(to_gateway, datagram)` says otherwise. Each address
+/// of the peer's has a way of its own, as through a NAT.
+pub(crate) async fn relay(
     gateway: SocketAddr,
-    mut lose: impl FnMut(bool, &[u8]) -> bool + Send + 'static,
+    lose: impl FnMut(bool, &[u8]) -> bool + Send + 'static,
 ) -> (SocketAddr, JoinHandle<()>) {
-    let front = UdpSocket::bind("127.0.0.1:0").await.expect("a port");
-    let back = UdpSocket::bind("127.0.0.1:0").await.expect("a port");
+    let front = Arc::new(UdpSocket::bind("127.0.0.1:0").await.expect("a port"));
     let address = front.local_addr().expect("bound");
+    let lose = Arc::new(Mutex::new(lose));
     let relaying = tokio::spawn(async move {
-        let (mut here, mut there, mut peer) = (vec![0; 2_048], vec![0; 2_048], None);
+        let mut ways: HashMap<SocketAddr, (Arc<UdpSocket>, AbortOnDropHandle<()>)> = HashMap::new();
+        let mut here = vec![0; 2_048];
         loop {
-            tokio::select! {
-                Ok((length, from)) = front.recv_from(&mut here) => {
-                    peer = Some(from);
-                    if !lose(true, &here[..length]) {
-                        let _ = back.send_to(&here[..length], gateway).await;
+            let Ok((length, from)) = front.recv_from(&mut here).await else { continue };
+            if !ways.contains_key(&from) {
+                let back = Arc::new(UdpSocket::bind("127.0.0.1:0").await.expect("a port"));
+                let (front, inward, lose) = (front.clone(), back.clone(), lose.clone());
+                let task = tokio::spawn(async move {
+                    let mut there = vec![0; 2_048];
+                    loop {
+                        let Ok((length, _)) = inward.recv_from(&mut there).await else { continue };
+                        let lost = lose.lock().expect("no panic")(false, &there[..length]);
+                        if !lost {
+                            let _ = front.send_to(&there[..length], from).await;
+                        }
                     }
-                }
-                Ok((length, _)) = back.recv_from(&mut there) => if let Some(peer) = peer && !lose(false, &there[..length]) {
-                    let _ = front.send_to(&there[..length], peer).await;
-                }
+                });
+                ways.insert(from, (back, AbortOnDropHandle::new(task)));
+            }
+            let lost = lose.lock().expect("no panic")(true, &here[..length]);
+            if !lost {
+                let _ = ways[&from].0.send_to(&here[..length], gateway).await;
             }
         }
     });

@@ -8,6 +8,7 @@ mod coturn;
 #[allow(dead_code, reason = "the gateway's tests use the rest")]
 #[path = "../gateway/counted.rs"]
 mod counted;
+mod feedback;
 mod hostile;
 mod interop;
 mod loss;
