@@ -2,8 +2,14 @@
 //! client live in network namespaces of their own with two links between them, of which one goes down. Where namespaces may
 //! not be made, the tests are skipped.
 //!
+//! Besides how long a client is unheard and hears nothing, in time of the sound, what stays is looked at on the wire: an ICE restart
+//! keeps the keys and the streams of both ways, and a client that goes over to another connection keeps its call.
+//!
 //! A namespace is entered with `ip netns exec`, so what happens in the client's is a test of its own (`inside_*`), which the
 //! outer one runs there.
+
+mod mouth;
+mod wire;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -19,6 +25,8 @@ use webrtc::peer_connection::{RTCPeerConnectionState, RTCSessionDescription};
 use super::chromium::Page;
 use super::program::until;
 use super::support::PATIENCE;
+use mouth::Mouth;
+use wire::Wire;
 
 /// Where the gateway is, reached by either link.
 const GATEWAY: &str = "10.213.9.1";
@@ -84,6 +92,11 @@ impl Networks {
             .env("ANTIPHON_HTTP__TOKENS", format!("[\"{KEY}\"]"))
             .env("ANTIPHON_HTTP__CORS", "[\"*\"]")
             .env("ANTIPHON_WEBRTC__BIND_IP", GATEWAY)
+            // Who speaks all the time interrupts nobody.
+            .env("ANTIPHON_CALL__BARGE_IN__INTERRUPTIBLE", "none")
+            .env("ANTIPHON_RECORDING__MODE", "all")
+            .env("ANTIPHON_RECORDING__CONSENT", "")
+            .env("ANTIPHON_RECORDING__FORMAT", "wav")
             .env("ANTIPHON_SIP__UDP", "127.0.0.1:0")
             .env("ANTIPHON_SIP__TCP", "off")
             .stdin(Stdio::null())
@@ -227,6 +240,7 @@ impl Ear {
 async fn inside_a_peer_moves() {
     let Some(network) = network() else { return };
     until(&format!("{URL}/readyz"), |body| body["ready"] == true).await;
+    let wire = Wire::tap(GATEWAY);
     let client = reqwest::Client::new();
     let shape = Shape { address: "0.0.0.0".parse().expect("an address"), eager: true, roams: true, ..Shape::default() };
     let mut peer = Peer::new(shape).await.expect("a peer");
@@ -243,29 +257,16 @@ async fn inside_a_peer_moves() {
     peer.connection.set_remote_description(description).await.expect("an answer");
     let connected = peer.state.wait_for(|state| *state == RTCPeerConnectionState::Connected);
     timeout(PATIENCE, connected).await.expect("connected").expect("a driver");
-    // A person who listens breathes: the way back is found by what comes from them.
-    let microphone = peer.microphone.clone().expect("a microphone");
-    tokio::spawn(async move {
-        for number in 0.. {
-            let payload = bytes::Bytes::from_static(&[0xf8, 0xff, 0xfe]);
-            let (timestamp, sequence) = (u32::from(number) * 960, number);
-            let packet = antiphon_loadgen::rtp::Packet {
-                payload_type: 111,
-                marker: false,
-                sequence,
-                timestamp,
-                ssrc: 0,
-                payload,
-            };
-            let _ = microphone.send(packet).await;
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    });
+    // As long as the call lasts.
+    let mouth = Mouth::open(peer.microphone.clone().expect("a microphone"));
 
     let connection = peer.connection.clone();
     let mut ear = Ear { peer, track: None, ssrc: None, last: None };
     let (mut local, mut remote, mut tag) = (offer, answer, tag);
     speak(&client, &id).await;
+    ear.hear(50).await;
+    let before = wire.seen();
+    assert!(before.handshake > 0, "{before:?}");
     for (from, to) in [(1, 2), (2, 1)] {
         ear.hear(50).await;
         move_over(&network, from, to);
@@ -303,8 +304,30 @@ async fn inside_a_peer_moves() {
 
     // Another client: connections of the old one may be of the network that is gone.
     let client = reqwest::Client::new();
-    assert_eq!(calls(&client).await, [id]);
+    assert_eq!(calls(&client).await, [id.clone()]);
+
+    // No handshake, so the keys are the first one's; and one stream each way, from both networks.
+    let after = wire.seen();
+    assert_eq!(after.handshake, before.handshake);
+    assert_eq!((&after.there, &after.back), (&before.there, &before.back));
+    assert_eq!((after.there.len(), after.back.len()), (1, 1), "{after:?}");
+    assert_eq!(after.clients.len(), 2, "{after:?}");
+
+    // What the client said meanwhile is on the recording, where it belongs.
+    let said = mouth.said();
     connection.close().await.expect("closed");
+    let record = format!("{URL}/v1/records/{id}");
+    let complete = async {
+        while get(&client, &record).await["recording"]["durationMs"].is_null() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(PATIENCE, complete).await.expect("the recording is complete");
+    let file = client.get(format!("{URL}/v1/calls/{id}/recording")).bearer_auth(KEY).send().await.expect("HTTP");
+    let heard = mouth::caller(&file.bytes().await.expect("a file"));
+    let gap = mouth::gap(&said, &heard);
+    println!("a peer: unheard by the gateway for {gap:.1} s of sound");
+    assert!(gap < 2.0, "{gap} s were not heard");
 }
 
 /// The module that pages use, in a browser whose network goes away while the agent speaks.
@@ -313,6 +336,7 @@ async fn inside_a_peer_moves() {
 async fn inside_a_browser_moves() {
     let Some(network) = network() else { return };
     until(&format!("{URL}/readyz"), |body| body["ready"] == true).await;
+    let wire = Wire::tap(GATEWAY);
     // Renewed with each network: its connections are of the old one.
     let mut client = reqwest::Client::new();
     let folder = tempfile::tempdir().expect("a folder");
@@ -337,6 +361,12 @@ async fn inside_a_browser_moves() {
            for (const name of ['state', 'moved', 'renewed', 'ended']) \
              call.addEventListener(name, e => window.seen.push(name + ' ' + JSON.stringify(e.detail))); \
            let peer = call._peer, before = 0, had = 0; \
+           window.others = 0; \
+           window.codec = async () => {{ \
+             const all = await call._peer.getStats(), values = [...all.values()]; \
+             const sound = values.find(one => one.type == 'inbound-rtp' && one.packetsReceived > 0); \
+             return all.get(sound?.codecId)?.mimeType; \
+           }}; \
            window.networks = async () => {{ \
              const probe = new RTCPeerConnection(), found = new Set(); \
              probe.createDataChannel(''); \
@@ -349,7 +379,7 @@ async fn inside_a_browser_moves() {
            }}; \
            window.had = async () => {{ \
              const now = call._peer; \
-             if (peer != now) [peer, before] = [now, had]; \
+             if (peer != now) [peer, before] = [now, had], window.others++; \
              const {{ received }} = await call.stats(); \
              if (now != call._peer) return window.had(); \
              had = before + received; \
@@ -363,6 +393,12 @@ async fn inside_a_browser_moves() {
     page.until("window.call?.state == 'connected' && window.had != null", state).await;
     let id = page.value("window.call.id").await;
     let id = id.as_str().expect("an id");
+    let what = ["agent", "codec", "leg", "state"];
+    let first = get(&client, &format!("{URL}/v1/calls/{id}")).await;
+    assert_eq!(
+        what.map(|name| &first[name]),
+        ["silent", "opus", "webrtc", "connected"].map(|value| json!(value)).each_ref()
+    );
     let mut links = (1, 2);
     for round in 0..2 {
         if round == 1 {
@@ -385,6 +421,12 @@ async fn inside_a_browser_moves() {
         assert!(gap < i64::from(GAP), "unheard for {gap} packets; {seen}");
         client = reqwest::Client::new();
         assert_eq!(calls(&client).await, [id.to_owned()]);
+        // Another connection has keys and streams of its own; call, agent and codec are the same.
+        let now = get(&client, &format!("{URL}/v1/calls/{id}")).await;
+        assert_eq!(what.map(|name| &now[name]), what.map(|name| &first[name]), "{now}");
+        page.until("codec().then(codec => codec == 'audio/opus')", "codec()").await;
+        let (others, streams) = (page.value("window.others").await, wire.seen());
+        assert_eq!(others == json!(0), streams.there.len() == 1 && streams.back.len() == 1, "{others}: {streams:?}");
         assert!(!seen.contains("renewed") && !seen.contains("ended"), "{seen}");
         // The second network has just come up.
         assert!(round == 0 || seen.contains("moved"), "{seen}");
@@ -417,10 +459,13 @@ fn value(sdp: &str, begin: &str) -> String {
     sdp.lines().find(|line| line.starts_with(begin)).unwrap_or_else(|| panic!("{begin} in {sdp}")).to_owned()
 }
 
+async fn get(client: &reqwest::Client, url: &str) -> Value {
+    client.get(url).bearer_auth(KEY).send().await.expect("HTTP").json().await.expect("JSON")
+}
+
 /// The ids of the calls that there are.
 async fn calls(client: &reqwest::Client) -> Vec<String> {
-    let calls = client.get(format!("{URL}/v1/calls")).bearer_auth(KEY).send().await.expect("HTTP");
-    let calls: Value = calls.json().await.expect("JSON");
+    let calls = get(client, &format!("{URL}/v1/calls")).await;
     let calls = calls["calls"].as_array().unwrap_or_else(|| panic!("{calls}"));
     calls.iter().map(|call| call["id"].as_str().expect("an id").to_owned()).collect()
 }
