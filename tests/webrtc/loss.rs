@@ -48,6 +48,8 @@ pub(crate) struct Outcome {
     lost: u64,
     /// Silence that was not sent.
     silence: Duration,
+    /// When each frame came out, and how many samples did before it.
+    pub(crate) came: Vec<(Instant, usize)>,
 }
 
 /// Hears `packets`, of which each arrives at its instant, if at all.
@@ -56,9 +58,11 @@ pub(crate) fn hear(packets: Vec<(Instant, OutPacket)>) -> Outcome {
     packets.sort_by_key(|(at, _)| *at);
     let mut receiver = Receiver::new(RED, OPUS);
     let mut inbound = Inbound::new(Codec::Opus).expect("a decoder");
-    let mut outcome = Outcome { clip: Clip { rate: RATE, pcm: Vec::new() }, lost: 0, silence: Duration::ZERO };
+    let clip = Clip { rate: RATE, pcm: Vec::new() };
+    let mut outcome = Outcome { clip, lost: 0, silence: Duration::ZERO, came: Vec::new() };
     let mut drain = |inbound: &mut Inbound, now: Instant| {
         while let Some(heard) = inbound.poll(now) {
+            outcome.came.push((now, outcome.clip.pcm.len()));
             match heard {
                 Heard::Frame(frame) => outcome.clip.pcm.extend(frame.iter().map(|s| f32::from(*s) / 32_768.0)),
                 Heard::Silence(length) => {

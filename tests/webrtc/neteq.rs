@@ -1,9 +1,10 @@
-//! What we hear of a stream that a network has spoilt, beside what libwebrtc's own buffer (NetEq, in Chromium) plays of the
-//! same packets, which arrive there at the same instants.
+//! What we hear of a stream that a network has spoilt, beside what others play of the same packets, which arrive there at the same
+//! instants: libwebrtc's own buffer (NetEq, in Chromium), and the crate `neteq`, which is modelled on it.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use antiphon::media::decode::RATE;
 use antiphon::media::leg::{LegEvent, MediaLeg, OutPacket};
@@ -54,7 +55,7 @@ async fn send(mut leg: WebRtcLeg, (loss, seed): Network) {
     leg.attach().await.expect("a live session");
     while leg.recv().await != LegEvent::Connected {}
     let payload_type = leg.format().payload_type;
-    let start = antiphon::clock::now() + std::time::Duration::from_millis(500);
+    let start = antiphon::clock::now() + Duration::from_millis(500);
     let mut packets = arriving(&sentences(), (loss, false, seed), start);
     packets.sort_by_key(|(at, _)| *at);
     for (at, packet) in packets {
@@ -174,4 +175,132 @@ async fn what_we_hear_is_as_good_as_what_chromium_plays_of_the_same_packets() {
         assert!(ours > chromium - 0.02, "loss {loss}: {ours} here, {chromium} in Chromium");
     }
     gateway.shutdown().await;
+}
+
+/// What the crate needs to know of Opus.
+struct Opus(opus::Decoder);
+
+/// Samples a second at which the crate works: its clock is that of RTP.
+const CRATE_RATE: u32 = 48_000;
+
+impl ::neteq::codec::AudioDecoder for Opus {
+    fn sample_rate(&self) -> u32 {
+        CRATE_RATE
+    }
+
+    fn channels(&self) -> u8 {
+        1
+    }
+
+    fn decode(&mut self, encoded: &[u8]) -> ::neteq::Result<Vec<f32>> {
+        let mut pcm = vec![0.0; 5_760];
+        let length = self.0.decode_float(encoded, &mut pcm, false);
+        pcm.truncate(length.map_err(|error| ::neteq::NetEqError::DecoderError(error.to_string()))?);
+        Ok(pcm)
+    }
+}
+
+/// What the crate plays of `packets` from `start` on, 10 ms at a time, with a delay of at least so many milliseconds. It takes the
+/// time from the clock of the machine, so this lasts as long as the sound does.
+fn played_by_the_crate(
+    mut packets: Vec<(Instant, OutPacket)>,
+    (start, length): (Instant, Duration),
+    min_delay_ms: u32,
+) -> Clip {
+    packets.sort_by_key(|(at, _)| *at);
+    let mut packets = packets.into_iter().peekable();
+    let config = ::neteq::NetEqConfig { sample_rate: CRATE_RATE, channels: 1, min_delay_ms, ..Default::default() };
+    let mut buffer = ::neteq::NetEq::new(config).expect("a buffer");
+    let decoder = opus::Decoder::new(CRATE_RATE, opus::Channels::Mono).expect("a decoder");
+    let wait = |until: Instant| thread::sleep(until.saturating_duration_since(antiphon::clock::now()));
+    let mut clip = Clip { rate: CRATE_RATE, pcm: Vec::new() };
+    let mut decoder = Some(decoder);
+    let mut due = start;
+    while due < start + length {
+        while let Some((at, packet)) = packets.next_if(|(at, _)| *at <= due) {
+            wait(at);
+            if let Some(decoder) = decoder.take() {
+                buffer.register_decoder(packet.payload_type, Box::new(Opus(decoder)));
+            }
+            let header =
+                ::neteq::RtpHeader::new(packet.sequence, packet.timestamp, 1, packet.payload_type, packet.marker);
+            let packet = ::neteq::AudioPacket::new(header, packet.payload.to_vec(), CRATE_RATE, 1, 20);
+            buffer.insert_packet(packet).expect("taken");
+        }
+        wait(due);
+        clip.pcm.extend(buffer.get_audio().expect("sound").samples);
+        due += Duration::from_millis(10);
+    }
+    clip
+}
+
+/// How late the sound of `whole` is in `played`, seconds: the middle of what pieces of it are that are found there.
+fn lateness(played: &Clip, whole: &Clip) -> f64 {
+    let cut = |clip: &Clip, from: f64, length: f64| {
+        let at = |seconds: f64| ((seconds * f64::from(clip.rate)) as usize).min(clip.pcm.len());
+        Clip { rate: clip.rate, pcm: clip.pcm[at(from)..at(from + length)].to_vec() }
+    };
+    let mut lags = Vec::new();
+    for piece in 0..whole.pcm.len() / (RATE as usize / 5) {
+        let from = piece as f64 * 0.2;
+        let found = correlate(&cut(played, from, 1.2), &cut(whole, from, 0.4)).expect("comparable");
+        if found.value > 0.8 {
+            lags.push(found.offset);
+        }
+    }
+    lags.sort_by(f64::total_cmp);
+    lags[lags.len() / 2]
+}
+
+/// A figure of each way, and how long after it was sent a sound came, in seconds.
+#[derive(Debug, Default)]
+struct Figures {
+    correlation: f64,
+    late: f64,
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn what_we_hear_is_better_and_sooner_than_what_the_crate_neteq_plays_of_the_same_packets() {
+    let said = sentences();
+    let length = said.pcm.len() as f64 / f64::from(RATE);
+    let lasts = Duration::from_secs_f64(length + 1.0);
+    let whole = hear(arriving(&said, (0.0, false, 1), antiphon::clock::now())).clip;
+    for loss in [0.0, 0.05, 0.15] {
+        let seeds = if loss == 0.0 { 1..=1 } else { 1..=3 };
+        let count = seeds.clone().count() as f64;
+        // The crate as it is, and with as much delay as the network shakes.
+        let (mut ours, mut theirs) = (Figures::default(), [0, 80].map(|least| (least, Figures::default())));
+        for seed in seeds {
+            let start = antiphon::clock::now() + Duration::from_millis(100);
+            let packets = arriving(&said, (loss, false, seed), start);
+            let played = thread::scope(|scope| {
+                let all = theirs.each_ref().map(|(least, _)| {
+                    let packets = packets.clone();
+                    scope.spawn(move || played_by_the_crate(packets, (start, lasts), *least))
+                });
+                all.map(|thread| thread.join().expect("no panic"))
+            });
+            for (played, (least, figures)) in played.iter().zip(&mut theirs) {
+                keep(played, &format!("crate-{least}-{loss}-{seed}.wav"));
+                figures.correlation += f64::from(correlate(played, &whole).expect("comparable").value) / count;
+                figures.late += lateness(played, &whole) / count;
+            }
+            let own = hear(packets);
+            let late = own.came.iter().map(|(at, samples)| {
+                at.saturating_duration_since(start).as_secs_f64() - *samples as f64 / f64::from(RATE)
+            });
+            let mut late: Vec<f64> = late.collect();
+            late.sort_by(f64::total_cmp);
+            ours.late += late[late.len() / 2] / count;
+            ours.correlation += f64::from(correlate(&own.clip, &whole).expect("comparable").value) / count;
+        }
+        println!(
+            "loss {loss}, jitter 60 ms: {ours:.3?} here, {theirs:.3?} by the crate with at least such a delay, ms"
+        );
+        for (least, theirs) in &theirs {
+            assert!(theirs.correlation > 0.3, "{least} ms: the words do not come through the crate");
+            assert!(ours.correlation > theirs.correlation && ours.late < theirs.late, "loss {loss}, {least} ms");
+        }
+    }
 }
