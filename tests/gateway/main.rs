@@ -71,6 +71,7 @@ mod voice;
 mod voices;
 mod watch;
 mod watched;
+mod whip;
 mod workers;
 
 /// How long the raw telephone waits for a message.
