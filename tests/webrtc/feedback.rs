@@ -29,7 +29,7 @@ const FIGURES: usize = 5;
 
 /// Speaks, and hands on what the peer reports.
 #[derive(Clone)]
-struct Reported(mpsc::UnboundedSender<PeerReport>);
+struct Reported(mpsc::Sender<PeerReport>);
 
 impl AcceptCall for Reported {
     async fn accept(&self, leg: WebRtcLeg, _: Asked, session: &SessionId) -> Result<String, ApiError> {
@@ -38,7 +38,8 @@ impl AcceptCall for Reported {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(speak(leg, |event| {
                 if let LegEvent::Report(report) = event {
-                    let _ = reports.send(report);
+                    // overflow: drops; a later report tells as much.
+                    let _ = reports.try_send(report);
                 }
             }));
         });
@@ -84,7 +85,7 @@ async fn what_chromium_says_of_each_packet_tells_the_loss_between_its_reports() 
             && sent.fetch_add(1, Ordering::Relaxed) % EACH == EACH - 1
     })
     .await;
-    let (tell, mut reports) = mpsc::unbounded_channel();
+    let (tell, mut reports) = mpsc::channel(64);
     let state = WhipState { gateway: gateway.clone(), accept: Reported(tell) };
     let page =
         PAGE.replace("OWN", &gateway.local_addr().port().to_string()).replace("RELAY", &relayed.port().to_string());

@@ -3,6 +3,7 @@
 //! where both sides ask for it again.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
@@ -46,7 +47,7 @@ pub(crate) async fn relay(
         let mut here = vec![0; 2_048];
         loop {
             let Ok((length, from)) = front.recv_from(&mut here).await else { continue };
-            if !ways.contains_key(&from) {
+            if let Entry::Vacant(way) = ways.entry(from) {
                 let back = Arc::new(UdpSocket::bind("127.0.0.1:0").await.expect("a port"));
                 let (front, inward, lose) = (front.clone(), back.clone(), lose.clone());
                 let task = tokio::spawn(async move {
@@ -59,7 +60,7 @@ pub(crate) async fn relay(
                         }
                     }
                 });
-                ways.insert(from, (back, AbortOnDropHandle::new(task)));
+                way.insert((back, AbortOnDropHandle::new(task)));
             }
             let lost = lose.lock().expect("no panic")(true, &here[..length]);
             if !lost {
