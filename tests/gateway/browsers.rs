@@ -124,5 +124,6 @@ async fn leave() {
     let (half, last) = (curve[4], curve[9]);
     let each = last.1.saturating_sub(half.1) as f64 * 1024.0 / (last.0 - half.0) as f64;
     println!("each of the second half left {each:.0} bytes");
+    assert!(each < 1_024.0, "memory is given back: {curve:?}");
     assert!(last.2 <= half.2 + AT_ONCE * 2, "descriptors are given back: {curve:?}");
 }

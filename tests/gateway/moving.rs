@@ -304,7 +304,7 @@ async fn inside_a_peer_moves() {
 
     // Another client: connections of the old one may be of the network that is gone.
     let client = reqwest::Client::new();
-    assert_eq!(calls(&client).await, [id.clone()]);
+    assert_eq!(calls(&client).await, std::slice::from_ref(&id));
 
     // No handshake, so the keys are the first one's; and one stream each way, from both networks.
     let after = wire.seen();

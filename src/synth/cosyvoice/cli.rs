@@ -10,6 +10,7 @@ use super::pull::{self, PullError};
 use super::random::{self, Size};
 use super::selftest::{self, Kit, KitError, Report};
 use super::verify;
+use crate::clock;
 
 /// Done.
 pub const DONE: u8 = 0;
@@ -92,7 +93,13 @@ pub fn selftest_left_out(kit: &Path, misfits: &[(&'static str, String)]) -> u8 {
 /// `model pull [ID[@REVISION]]`: fetches the files of a checkpoint into `dir` from `endpoint` (`None`: the public hub).
 pub fn pull(id: &str, dir: &Path, endpoint: Option<&str>, set: &pull::Set) -> u8 {
     let bar = bytes_bar("fetching");
+    // What came now, and not what was there before or at an earlier try.
+    let (began, mut fetched, mut last) = (clock::now(), 0, (String::new(), 0));
     let pulled = pull::pull_set(id, dir, endpoint, set, &mut |file, done, total| {
+        if last.0 == file {
+            fetched += done.saturating_sub(last.1);
+        }
+        last = (file.to_string(), done);
         bar.set_message(file.to_string());
         bar.set_length(total);
         bar.set_position(done);
@@ -101,7 +108,12 @@ pub fn pull(id: &str, dir: &Path, endpoint: Option<&str>, set: &pull::Set) -> u8
     match pulled {
         Ok(pulled) => {
             let pull::Pulled { files, revision, known } = pulled;
-            println!("{}: {files} files of revision {revision}, sizes and hashes checked", dir.display());
+            let (megabytes, seconds) = (fetched as f64 / 1e6, (clock::now() - began).as_secs_f64());
+            println!(
+                "{}: {files} files of revision {revision}, sizes and hashes checked; {megabytes:.1} MB in {seconds:.1} s, {:.1} MB/s",
+                dir.display(),
+                megabytes / seconds.max(1e-3)
+            );
             println!("{known} of them by hashes that are known beforehand, the others by what the hub lists");
             DONE
         }
