@@ -1,13 +1,16 @@
 //! The vocabulary that calls, scheduler and voices share: plain data, no behaviour but cancellation.
 
 use std::fmt;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
+
+/// Speaking rates that may be asked for, 1.0 as the voice speaks.
+pub const SPEEDS: RangeInclusive<f32> = 0.25..=4.0;
 
 /// What is spoken one after the other: a call, a streamed request, one lane of a batch job.
 ///

@@ -162,6 +162,7 @@ fn engine(args: &Args) -> Result<Value, Failure> {
         }
         config.engine.model = Some(dir);
     }
+    super::checked(&config)?;
     if let Some(address) = &args.worker {
         let wrong = |message: String| Failure { code: super::BAD_CONFIG, message: format!("--worker: {message}") };
         let worker = config.cluster.worker(address).map_err(wrong)?;

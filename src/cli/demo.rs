@@ -122,6 +122,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     config.batch.database = args.out.join("batch.sqlite").into();
     config.batch.audio_dir = args.out.join("batch");
     config.records.database = args.out.join("records.sqlite").into();
+    super::checked(&config)?;
     telemetry::init(&config.log).map_err(|message| Failure { code: super::BAD_CONFIG, message })?;
     std::fs::create_dir_all(&args.out).map_err(|e| Failure::to_make(&args.out, &e))?;
     super::block_on(async move {

@@ -223,6 +223,11 @@ fn load(file: Option<&Path>) -> Result<Config, ConfigError> {
     Config::load(file, config::variables())?.with_state_dir(config::variables())
 }
 
+/// Whether `config` still makes sense with what the command line changed of it.
+fn checked(config: &Config) -> Result<(), Failure> {
+    config.validate().map_err(|message| Failure { code: BAD_CONFIG, message })
+}
+
 /// Runs `future` on the control runtime: two workers, because nothing on it computes.
 fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread()

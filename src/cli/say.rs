@@ -17,7 +17,7 @@ use crate::synth::cosyvoice::backend::LanguageModel;
 use crate::synth::device::{Engine, Loader, Phase};
 use crate::synth::{Slot, Stage, Step, TextOrder};
 use crate::text::Normalise;
-use crate::turn::{Class, Markup, StageTimes, StreamId, TurnToken, Utterance, UtteranceId, WordTimes};
+use crate::turn::{Class, Markup, SPEEDS, StageTimes, StreamId, TurnToken, Utterance, UtteranceId, WordTimes};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -104,7 +104,7 @@ impl From<Order> for TextOrder {
 
 fn speed(text: &str) -> Result<f32, String> {
     match text.parse() {
-        Ok(speed) if (0.25..=4.0).contains(&speed) => Ok(speed),
+        Ok(speed) if SPEEDS.contains(&speed) => Ok(speed),
         _ => Err("expected a number from 0.25 to 4, for example 1.2".to_owned()),
     }
 }
@@ -124,7 +124,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     if let Some(llm) = args.llm {
         config.engine.llm = llm.to_string();
     }
-    config.validate().map_err(|message| Failure { code: super::BAD_CONFIG, message })?;
+    super::checked(&config)?;
     let streamed = args.text_streaming == TextStreaming::Bistream;
     let text = if streamed {
         String::new()

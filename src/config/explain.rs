@@ -4,20 +4,12 @@ use super::ConfigError;
 
 /// An error of the parser, with the line and column of `text`.
 pub(super) fn located(origin: &str, text: &str, error: &toml::de::Error) -> ConfigError {
-    let origin = match error.span() {
-        None => origin.to_owned(),
-        Some(span) => {
-            let before = &text[..span.start.min(text.len())];
-            let line = before.matches('\n').count() + 1;
-            let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
-            format!("{origin}:{line}:{column}")
-        }
-    };
-    let message = match error.span() {
-        Some(span) => with_example(explain(error.message()), text, span.start),
-        None => explain(error.message()),
-    };
-    ConfigError { origin, message }
+    let message = explain(error.message());
+    let Some(span) = error.span() else { return ConfigError { origin: origin.to_owned(), message } };
+    let before = &text[..span.start.min(text.len())];
+    let line = before.matches('\n').count() + 1;
+    let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+    ConfigError { origin: format!("{origin}:{line}:{column}"), message: with_example(message, text, span.start) }
 }
 
 /// Where the key of a mistake across keys (`[section] key ...`) stands in the file, else only the file.

@@ -18,6 +18,7 @@ use crate::call::segment::{Cut, Script, SegmentConfig};
 use crate::gateway::Gateway;
 use crate::gateway::speaker::{Manner, Speaker, SpeechError};
 use crate::text::{Normalise, Say};
+use crate::turn::SPEEDS;
 use crate::voice::copies;
 
 /// Longest input of one request in characters, as OpenAI's; longer texts are batch work.
@@ -181,7 +182,7 @@ pub fn format_of(name: Option<&str>) -> Result<Format, ApiError> {
 /// 400 when it is out of range.
 pub fn speed_of(speed: Option<f32>) -> Result<f32, ApiError> {
     let speed = speed.unwrap_or(1.0);
-    if (0.25..=4.0).contains(&speed) {
+    if SPEEDS.contains(&speed) {
         Ok(speed)
     } else {
         Err(ApiError::bad_request("invalid_speed", "`speed` must lie between 0.25 and 4").param("speed"))

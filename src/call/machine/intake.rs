@@ -23,6 +23,7 @@ use crate::call::handle::{PlayRequest, SpeakError, Style, TextDelta, TurnRequest
 use crate::call::segment::Script;
 use crate::call::{CallEvent, EndReason, Interruptible, TurnId};
 use crate::media::resample;
+use crate::turn::SPEEDS;
 
 /// The rest of a stream that was cut off is recognised by coming without a pause. Longer than the pause
 /// between two tokens, shorter than any caller's sentence that leads to a new reply.
@@ -73,7 +74,7 @@ impl Intake {
         out: &mut Outbox,
     ) -> Result<TurnId, SpeakError> {
         is_open(speaking)?;
-        if !(0.25..=4.0).contains(&request.style.speed) {
+        if !SPEEDS.contains(&request.style.speed) {
             return Err(SpeakError::Invalid("speed must be between 0.25 and 4".into()));
         }
         let Style { markup, lexicon, .. } = &request.style;
@@ -130,7 +131,7 @@ impl Intake {
                 }
                 return out.error("too much is queued on this call: text was dropped".into());
             }
-            let style = Style { speed: delta.style.speed.clamp(0.25, 4.0), ..delta.style };
+            let style = Style { speed: delta.style.speed.clamp(*SPEEDS.start(), *SPEEDS.end()), ..delta.style };
             let mut turn = new_turn(now, delta.id, style);
             turn.held = standing == Standing::Waits;
             turn.streams = speaking.synthesis.streams(&turn.style);

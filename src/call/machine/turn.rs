@@ -18,7 +18,7 @@ use crate::call::segment::{Cut, Piece, is_closer, is_terminator};
 use crate::media::playout::Playout;
 use crate::text::ssml::{Event, Manner, Ssml};
 use crate::text::{self, How, Say};
-use crate::turn::{Class, Epoch, Markup, StreamId, Streaming, Utterance, UtteranceId};
+use crate::turn::{Class, Epoch, Markup, SPEEDS, StreamId, Streaming, Utterance, UtteranceId};
 use crate::voice::loudness::Leveller;
 
 /// Parts of one sentence that the next one is read behind: a number is read by the words just before it.
@@ -295,7 +295,7 @@ impl Turn {
             language: part.reading.language.clone(),
             instructions: style.instructions.clone(),
             seed: style.seed,
-            speed: (style.speed * part.rate).clamp(0.25, 4.0),
+            speed: (style.speed * part.rate).clamp(*SPEEDS.start(), *SPEEDS.end()),
             markup: style.markup.of_voice(),
             sounds: part.reading.sounds.clone(),
             words: part.words.clone(),
