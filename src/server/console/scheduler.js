@@ -164,6 +164,7 @@ export function drawStages(text) {
       return { stage, time, steps, rate: steps / wall };
     });
     $("no-steps").hidden = rows.length > 0;
+    $("no-steps").textContent = "No step has been measured.";
     $("stages").hidden = !rows.length;
     $("stages").tBodies[0].replaceChildren(...rows.map(one => row([
       ["Stage", one.stage],
