@@ -2,7 +2,7 @@
 //! sends back what it gets.
 
 use std::{
-    net::SocketAddr,
+    net::{SocketAddr, UdpSocket as StdUdpSocket},
     process::Output,
     sync::{Arc, Mutex},
     time::Duration,
@@ -22,6 +22,13 @@ use crate::{
     sipp::{free_port, have_sipp, sipp},
     support::{event, hold, limited, loopback, picked_up, start, transfer, within},
 };
+
+/// An even port that sipp may take for sound, with the one two above it, which it takes for pictures; not `taken`.
+fn media_port(taken: u16) -> u16 {
+    let free = |port: u16| port != taken && StdUdpSocket::bind(("127.0.0.1", port)).is_ok();
+    let pair = |base: &u16| free(*base) && base.checked_add(2).is_some_and(free);
+    std::iter::repeat_with(|| free_port() & !1).find(pair).expect("without end")
+}
 
 /// A sipp that answers or calls, and sends back what it hears.
 struct Peer {
@@ -43,7 +50,7 @@ impl Peer {
 
     fn run(scenario: &'static str, keys: &[(&str, &str)], target: Option<SocketAddr>) -> Peer {
         let port = free_port();
-        let media = free_port() & !1;
+        let media = media_port(port);
         let mut arguments = vec!["-m".to_owned(), "1".to_owned(), "-rtp_echo".to_owned()];
         arguments.extend(["-mp".to_owned(), media.to_string()]);
         for (key, value) in keys {
