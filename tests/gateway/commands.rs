@@ -195,6 +195,8 @@ async fn each_usual_mistake_is_answered_with_an_example() {
         ("top --interval 0", "for example 2"),
         ("worker --listen nonsense", "for example 127.0.0.1:7070"),
         ("bench --engine cosyvoice3", "`antiphon model pull`"),
+        ("bench --device gpu", "for example cuda:0"),
+        ("demo --engine cosyvoice3 --out heard", "`antiphon model pull`"),
     ] {
         let words: Vec<&str> = command.split(' ').collect();
         let wrong = antiphon(folder.path(), &words).await;

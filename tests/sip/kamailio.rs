@@ -2,14 +2,10 @@
 //! us through: it shares no code with us, asks for a password, and stays in the dialog by Record-Route. Without it the tests
 //! are skipped, and counted.
 
-use std::{
-    net::{TcpListener, UdpSocket as StdUdpSocket},
-    path::Path,
-    process::Stdio,
-    time::Duration,
-};
+use std::{path::Path, process::Stdio, time::Duration};
 
 use crate::{
+    sipp::free_port,
     support::{event, hold, limited, loopback, packet, raw::sdp, speak_until_heard, start, within},
     websocket::{connect, ends, expect, header, request},
 };
@@ -33,11 +29,6 @@ use tokio_tungstenite::tungstenite::Message;
 fn have_module(name: &str) -> bool {
     let folders = std::fs::read_dir("/usr/lib").into_iter().flatten().flatten();
     folders.into_iter().any(|folder| folder.path().join(format!("kamailio/modules/{name}.so")).exists())
-}
-
-fn free_port() -> u16 {
-    let port = || StdUdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a free port").port();
-    std::iter::repeat_with(port).find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).expect("without end")
 }
 
 /// A running Kamailio, which ends with it.
