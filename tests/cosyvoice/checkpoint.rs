@@ -10,6 +10,7 @@ use antiphon::synth::cosyvoice::checkpoint::{Part, TensorFile, find};
 use antiphon::synth::cosyvoice::config::Config;
 use antiphon::synth::cosyvoice::layout;
 use antiphon::synth::cosyvoice::noise::{SineTable, flow_table};
+use antiphon::synth::cosyvoice::pickle;
 use antiphon::synth::cosyvoice::random::{self, Size};
 use antiphon::synth::cosyvoice::text::{Tokenizer, inlined, normalize};
 use antiphon::synth::cosyvoice::verify::{self, Report};
@@ -307,6 +308,37 @@ fn foreign_pickles_are_data_and_run_nothing() {
         assert!(text.contains(expected), "{name}: {text}");
     }
     assert!(!marker.exists());
+}
+
+/// An input that is refused at its first byte teaches a fuzzer nothing.
+#[test]
+fn the_fuzzer_s_corpus_of_pickles_is_read_to_its_end() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus/pickle");
+    for entry in fs::read_dir(corpus).expect("a corpus") {
+        let path = entry.expect("an entry").path();
+        let mut bytes = fs::read(&path).expect("readable");
+        if path.extension().is_some_and(|ending| ending == "pkl") {
+            bytes = zip(&[("a/data.pkl".to_owned(), bytes)]);
+        }
+        if let Err(reason) = pickle::read(&bytes[..]) {
+            panic!("{}: {reason}", path.display());
+        }
+    }
+}
+
+#[test]
+fn a_shape_that_overflows_behind_no_elements_is_read() {
+    let mut bytes = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\n".to_vec();
+    bytes.extend(b"X\x01\0\0\x000X\x03\0\0\0cpuK\0tQK\0");
+    // No elements, in rows of 2^40 times 2^40.
+    for _ in ["shape", "strides"] {
+        bytes.extend(b"(K\0\x8a\x06\0\0\0\0\0\x01\x8a\x06\0\0\0\0\0\x01t");
+    }
+    bytes.extend(b"\x89ccollections\nOrderedDict\n)RtR.");
+    let archive = zip(&[("a/data.pkl".to_owned(), bytes), ("a/data/0".to_owned(), Vec::new())]);
+    let read = pickle::read(&archive[..]).expect("a pickle");
+    let tensor = read.tensor(&read.root).expect("a tensor").as_ref().expect("that fits");
+    assert_eq!((&tensor.shape[..], tensor.bytes.len()), (&[0, 1 << 40, 1 << 40][..], 0));
 }
 
 #[test]

@@ -40,7 +40,7 @@ pub(crate) const TARGETS: [Target; 16] = [
     target("recogniser", recognise),
     target("llm", complete),
     target("worker", antiphon::synth::device::remote::fuzz),
-    Target { data: &[("golden/cosyvoice3/checkpoint", "pt")], ..target("pickle", unpickle) },
+    target("pickle", antiphon::synth::cosyvoice::pickle::fuzz),
     Target { data: &[("golden/cosyvoice3/checkpoint", "yaml")], ..target("yaml", yaml) },
     target("onnx", antiphon::voice::onnx::fuzz),
     Target {
@@ -162,10 +162,6 @@ fn complete(bytes: &[u8]) {
     for event in &events {
         let _ = answer::read(event);
     }
-}
-
-fn unpickle(bytes: &[u8]) {
-    let _ = antiphon::synth::cosyvoice::pickle::read(bytes);
 }
 
 fn yaml(bytes: &[u8]) {

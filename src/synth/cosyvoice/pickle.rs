@@ -138,20 +138,16 @@ pub fn read(file: &(impl Source + ?Sized)) -> Result<Pickle, String> {
         return Err(format!("`data.pkl` has {} bytes, more than any checkpoint's", pickle.len()));
     }
     let bytes = file.part(pickle.clone()).ok_or("`data.pkl` reaches past the end of the file")?;
-    let mut machine = Machine {
-        bytes: &bytes,
-        at: 0,
-        stack: Vec::new(),
-        marks: Vec::new(),
-        memo: HashMap::new(),
-        items: Vec::new(),
-        dicts: Vec::new(),
-        tensors: Vec::new(),
-        entries: &entries,
-        prefix,
-    };
+    let mut machine = Machine::new(&bytes, &entries, prefix);
     let root = machine.run().map_err(|e| format!("`data.pkl` at byte {}: {e}", machine.at))?;
     Ok(Pickle { root, dicts: machine.dicts, tensors: machine.tensors })
+}
+
+/// Reads `bytes` as an archive, and as the `data.pkl` of one with four storages of 64 bytes; for fuzzing.
+pub fn fuzz(bytes: &[u8]) {
+    let _ = read(bytes);
+    let entries = (0..4).map(|n| (format!("a/data/{n}"), n * 64..(n + 1) * 64)).collect();
+    let _ = Machine::new(bytes, &entries, "a/").run();
 }
 
 /// Name and content range of every entry of a zip archive.
@@ -268,7 +264,23 @@ struct Machine<'a> {
     prefix: &'a str,
 }
 
-impl Machine<'_> {
+impl<'a> Machine<'a> {
+    /// `entries`: where in the archive the storages lie, whose names begin with `prefix`.
+    fn new(bytes: &'a [u8], entries: &'a HashMap<String, Range<usize>>, prefix: &'a str) -> Self {
+        Self {
+            bytes,
+            at: 0,
+            stack: Vec::new(),
+            marks: Vec::new(),
+            memo: HashMap::new(),
+            items: Vec::new(),
+            dicts: Vec::new(),
+            tensors: Vec::new(),
+            entries,
+            prefix,
+        }
+    }
+
     fn run(&mut self) -> Result<Object, String> {
         loop {
             let op = self.take::<1>()?[0];
@@ -529,13 +541,13 @@ impl Machine<'_> {
         let shape = sizes_in(shape).filter(|s| s.len() <= MAX_RANK).ok_or("its shape is malformed")?;
         let strides = sizes_in(strides).ok_or("its strides are malformed")?;
         let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).ok_or("its shape overflows")?;
-        let mut expected = 1;
+        let mut expected = 1_usize;
         for (&size, &stride) in shape.iter().zip(&strides).rev() {
             // The stride of an axis of one element is never used, so any value is contiguous.
             if size != 1 && stride != expected && count > 0 {
                 return Err("its elements are not contiguous".into());
             }
-            expected *= size.max(1);
+            expected = expected.saturating_mul(size.max(1));
         }
         if strides.len() != shape.len() {
             return Err("its strides do not fit its shape".into());
