@@ -27,7 +27,7 @@ const MOST_DRIFT: f64 = 3.0;
 pub struct Seeds(PerStage<Vec<(usize, Duration)>>);
 
 impl Seeds {
-    /// One round of `stage` with `width` slots took so long; the shortest of each width counts.
+    /// One round of `stage` with `width` slots took so long; of several the shortest counts.
     pub fn add(&mut self, stage: Stage, width: usize, took: Duration) {
         let list = &mut self.0[stage];
         match list.iter_mut().find(|(known, _)| *known == width) {

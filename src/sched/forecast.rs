@@ -45,12 +45,16 @@ pub(super) struct Speech {
 #[derive(Debug)]
 pub(super) struct Forecast {
     costs: Costs,
+    /// What rounds of flow cost by chunks in a round, where `costs` goes by slots.
+    by_chunks: Costs,
     width: PerStage<u32>,
     /// Rounds of each stage until the first audio of a live utterance.
     first_rounds: Option<PerStage<f64>>,
     /// Rounds of each stage and seconds of audio that they made, both fading: their ratio is what a second of
     /// audio takes. (A mean of ratios would follow the short first chunks.)
     rounds: PerStage<f64>,
+    /// Euler steps of single chunks, fading with them.
+    flow_chunks: f64,
     seconds: f64,
     /// Device time of the steps that a chunk after the first took part in, seconds.
     chunk_service: Option<f64>,
@@ -75,9 +79,11 @@ impl Forecast {
     pub(super) fn new(limits: &EngineLimits, seeds: &Seeds) -> Self {
         Self {
             costs: Costs::new(seeds),
+            by_chunks: Costs::new(seeds),
             width: limits.width,
             first_rounds: None,
             rounds: PerStage::default(),
+            flow_chunks: 0.0,
             seconds: 0.0,
             chunk_service: None,
             chunk_rounds: None,
@@ -91,9 +97,14 @@ impl Forecast {
         }
     }
 
-    /// A step that had the device to itself took so long.
-    pub(super) fn observe(&mut self, step: &Step, took: Duration) {
+    /// A step that had the device to itself took so long; one of flow ran `chunk_rounds` Euler steps of single chunks.
+    pub(super) fn observe(&mut self, step: &Step, took: Duration, chunk_rounds: u32) {
         self.costs.observe(step.stage, step.slots.len(), step.rounds, took);
+        if step.stage == Stage::Flow {
+            let counted = (f64::from(chunk_rounds) / f64::from(step.rounds.max(1))).round() as usize;
+            let chunks = if chunk_rounds > 0 { counted.max(1) } else { step.slots.len() };
+            self.by_chunks.observe(step.stage, chunks, step.rounds, took);
+        }
     }
 
     /// A step, alone or beside another, had the device for so long.
@@ -112,6 +123,7 @@ impl Forecast {
         for (stage, new) in rounds.iter() {
             self.rounds[stage] = self.rounds[stage] * FADE + new;
         }
+        self.flow_chunks = self.flow_chunks * FADE + f64::from(job.chunk_rounds);
         self.seconds = self.seconds * FADE + duration_of(samples).as_secs_f64();
         if job.samples > 0 {
             smooth(&mut self.chunk_service, job.service.as_secs_f64());
@@ -216,6 +228,11 @@ impl Forecast {
 
     /// As [`Self::load`], of a device in full use: new turns begin at most [`TOGETHER`] at a time, no step is wider than
     /// [`WIDE`], and steps beside others have the device for as much longer, or shorter, as they did of late.
+    ///
+    /// # Why
+    /// Flow is counted by chunks. A device that is nearly idle runs several chunks of a stream in one round, for hardly more than
+    /// one costs; in full use each round has one chunk of each stream, so that the same speech takes nearly twice as
+    /// many. Counted by rounds, one and two H200s were promised to carry two thirds more calls than they did.
     fn full_load(&self, streams: u32) -> f64 {
         let width = |stage: Stage| {
             let most = if stage == Stage::Prefill { TOGETHER as u32 } else { WIDE };
@@ -223,7 +240,11 @@ impl Forecast {
         };
         let each = |(stage, rounds): (Stage, &f64)| {
             let width = width(stage);
-            rounds / self.seconds * self.cost(stage, width as usize, 1) / f64::from(width)
+            let (rounds, costs) = match stage {
+                Stage::Flow => (self.flow_chunks, &self.by_chunks),
+                _ => (*rounds, &self.costs),
+            };
+            rounds / self.seconds * costs.predict(stage, width as usize, 1) / f64::from(width)
         };
         let beside = if self.predicted > 0.0 { self.took / self.predicted } else { 1.0 };
         self.rounds.iter().map(each).sum::<f64>() * f64::from(streams) * beside
@@ -270,6 +291,7 @@ fn smooth_all(values: &mut Option<PerStage<f64>>, new: PerStage<f64>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sched::step::Slot;
     use crate::sched::tests::{LIMITS, spec};
     use crate::turn::Class;
 
@@ -288,5 +310,25 @@ mod tests {
         assert!(forecast.load(4) < 4.0 * forecast.load(1));
         let most = forecast.sustainable(0.9);
         assert!((forecast.load(most as u32) - 0.9).abs() < 0.05, "{most}");
+    }
+
+    #[test]
+    fn flow_in_full_use_is_counted_by_chunks() {
+        let now = crate::clock::now();
+        let limits = EngineLimits { width: PerStage::new([0, 0, 32, 32]), ..LIMITS };
+        // A chunk takes a millisecond, however many are in a round.
+        let mut seeds = Seeds::default();
+        for width in [1, 2, 4, 8, 16, 32] {
+            seeds.add(Stage::Flow, width, Duration::from_millis(width as u64));
+        }
+        let mut forecast = Forecast::new(&limits, &seeds);
+        // Four chunks in 13 rounds of one stream, a second of audio each.
+        let step = Step { stage: Stage::Flow, slots: vec![Slot(0)], rounds: 13 };
+        forecast.observe(&step, Duration::from_millis(40), 40);
+        let mut job = Job::new(spec(1, Class::Live), 0, now);
+        (job.rounds[Stage::Flow], job.chunk_rounds) = (13, 40);
+        forecast.produced(&job, 96_000);
+        let counted = forecast.sustainable(1.0);
+        assert!((90.0..110.0).contains(&counted), "40 ms are 4 s of speech: {counted}");
     }
 }

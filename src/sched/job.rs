@@ -78,6 +78,8 @@ pub(super) struct Job {
     pub(super) service: Duration,
     /// Rounds of each stage it took part in since it last gave audio.
     pub(super) rounds: PerStage<u32>,
+    /// Euler steps of single chunks since then: [`Outcome::chunk_rounds`](super::Outcome::chunk_rounds).
+    pub(super) chunk_rounds: u32,
 }
 
 impl Job {
@@ -97,6 +99,7 @@ impl Job {
             resumes: false,
             service: Duration::ZERO,
             rounds: PerStage::default(),
+            chunk_rounds: 0,
         }
     }
 
@@ -166,5 +169,6 @@ impl Job {
         self.decoded = 0;
         self.service = Duration::ZERO;
         self.rounds = PerStage::default();
+        self.chunk_rounds = 0;
     }
 }

@@ -71,7 +71,7 @@ pub use self::job::{JobEnd, JobId, JobSpec};
 pub use self::load::{Load, by_suitability};
 pub use self::memory::Need;
 use self::memory::{Holding, Memory};
-use self::outcome::{Followed, Following};
+use self::outcome::{Followed, Following, chunk_rounds};
 use self::placement::Placement;
 pub use self::plan::{OpenError, Plan};
 use self::rank::{Candidate, Ranking};
@@ -314,26 +314,26 @@ impl Scheduler {
         now: Instant,
         took: Duration,
         step: &Step,
-        outcomes: impl IntoIterator<Item = &'o Outcome>,
+        outcomes: impl IntoIterator<Item = &'o Outcome, IntoIter: Clone>,
     ) {
+        let outcomes = outcomes.into_iter();
         if !self.inflight.cross() {
-            self.forecast.observe(step, took);
+            self.forecast.observe(step, took, chunk_rounds(outcomes.clone()));
         }
         self.account(now, took, step, outcomes);
     }
 
-    /// Answers [`Plan::Launch`]: the step ended `now`; `took` is how long it had the device, without the steps that ran
-    /// meanwhile; `step` what was really run of it.
+    /// Answers [`Plan::Launch`] as [`Self::record`] does; `took` is without the steps that ran meanwhile.
     pub fn complete<'o>(
         &mut self,
         now: Instant,
         took: Duration,
         step: &Step,
-        outcomes: impl IntoIterator<Item = &'o Outcome>,
+        outcomes: impl IntoIterator<Item = &'o Outcome, IntoIter: Clone>,
     ) {
-        let Some((alone, ended)) = self.inflight.complete() else { return };
+        let (Some((alone, ended)), outcomes) = (self.inflight.complete(), outcomes.into_iter()) else { return };
         if alone {
-            self.forecast.observe(step, took);
+            self.forecast.observe(step, took, chunk_rounds(outcomes.clone()));
         }
         self.account(now, took, step, outcomes);
         for end in ended {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::forecast::Forecast;
 use super::job::{JobEnd, JobId};
 use super::memory::Memory;
-use super::step::{Outcome, PerStage, Step};
+use super::step::{Outcome, PerStage, Stage, Step};
 use super::table::Table;
 use super::tenant::Tenants;
 
@@ -26,6 +26,11 @@ pub(super) struct Followed {
     pub(super) end: Option<JobEnd>,
 }
 
+/// Euler steps of single chunks that a step ran; 0 where its engine does not count them.
+pub(super) fn chunk_rounds<'o>(outcomes: impl Iterator<Item = &'o Outcome>) -> u32 {
+    outcomes.map(|outcome| outcome.chunk_rounds).sum()
+}
+
 impl Following<'_> {
     /// Follows `outcome` of `step`, which ended `now` and had the device for `took`; `None`: nothing is in its slot any more.
     pub(super) fn take(&mut self, now: Instant, took: Duration, step: &Step, outcome: &Outcome) -> Option<Followed> {
@@ -41,12 +46,16 @@ impl Following<'_> {
         }
         job.service += took;
         job.rounds[step.stage] += step.rounds;
+        if step.stage == Stage::Flow {
+            job.chunk_rounds += if outcome.chunk_rounds > 0 { outcome.chunk_rounds } else { step.rounds };
+        }
         if outcome.samples > 0 {
             job.resumes = false;
             self.forecast.produced(job, outcome.samples);
             job.samples += outcome.samples;
             job.service = Duration::ZERO;
             job.rounds = PerStage::default();
+            job.chunk_rounds = 0;
         }
         let fresh = job.samples.saturating_sub(job.given).min(outcome.samples);
         job.given = job.given.max(job.samples);

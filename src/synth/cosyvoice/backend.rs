@@ -162,6 +162,8 @@ pub struct Flowed {
     pub slot: Slot,
     /// New mel frames that `vocode` can use.
     pub frames: u32,
+    /// Euler steps of single windows that ran: several a round where windows ran a step apart.
+    pub windows: u32,
     /// Rounds still to be run for the tokens pushed so far; 0: everything is out.
     pub pending: u32,
     /// This slot cannot go on.

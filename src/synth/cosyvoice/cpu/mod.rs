@@ -299,14 +299,15 @@ impl Backend for CpuBackend {
     fn flow(&mut self, slots: &[Slot], rounds: u32, out: &mut Vec<Flowed>) -> Result<(), SynthError> {
         for &slot in slots {
             let Some(state) = self.slots.get_mut(&slot) else {
-                out.push(Flowed { slot, frames: 0, pending: 0, failed: Some(not_open()) });
+                out.push(Flowed { slot, frames: 0, windows: 0, pending: 0, failed: Some(not_open()) });
                 continue;
             };
-            let mut frames = 0;
+            let (mut frames, mut windows) = (0, 0);
             for _ in 0..rounds {
                 if self.flow.pending(&state.stream) == 0 {
                     break;
                 }
+                windows += 1;
                 if let Some(mel) = self.flow.advance(&mut state.stream, usize::MAX).map_err(device)? {
                     frames += mel.dim(0).map_err(device)? as u32;
                     state.mel.push(mel);
@@ -315,7 +316,7 @@ impl Backend for CpuBackend {
             let pending = self.flow.pending(&state.stream) as u32;
             state.mel_ended = pending == 0 && state.stream.is_last();
             let failed = state.poisoned().map_err(device)?;
-            out.push(Flowed { slot, frames, pending, failed });
+            out.push(Flowed { slot, frames, windows, pending, failed });
         }
         Ok(())
     }

@@ -48,8 +48,8 @@ enum Call {
 struct FlowCall {
     /// States of its slots, which are in no map while their chunks run.
     taken: Vec<(Slot, Option<SlotState>)>,
-    /// Frames that each had; `None`: it had no state.
-    before: Vec<Option<usize>>,
+    /// Frames and Euler steps of windows that each had; `None`: it had no state.
+    before: Vec<Option<(usize, u64)>>,
     /// Of those that had a state, in order.
     failed: Vec<Option<SynthError>>,
     /// Steps were started and have not been looked at.
@@ -121,7 +121,7 @@ impl Acoustic {
 
     fn take_slots(&mut self, slots: &[Slot]) -> FlowCall {
         let taken: Vec<_> = slots.iter().map(|&slot| (slot, self.slots.remove(&slot))).collect();
-        let before = taken.iter().map(|(_, state)| state.as_ref().map(|s| s.stream.done)).collect();
+        let before = taken.iter().map(|(_, state)| state.as_ref().map(|s| (s.stream.done, s.stream.stepped))).collect();
         FlowCall { taken, before, failed: Vec::new(), started: false }
     }
 
@@ -147,18 +147,19 @@ impl Acoustic {
         for ((slot, state), before) in call.taken.into_iter().zip(call.before) {
             // Also of one that was closed meanwhile, whose state is gone.
             let failed = before.and_then(|_| failures.next().flatten());
-            let (Some(mut state), Some(before)) = (state, before) else {
+            let (Some(mut state), Some((before, stepped))) = (state, before) else {
                 if let Some(out) = &mut out {
-                    out.push(Flowed { slot, frames: 0, pending: 0, failed: Some(not_open()) });
+                    out.push(Flowed { slot, frames: 0, windows: 0, pending: 0, failed: Some(not_open()) });
                 }
                 continue;
             };
             let prompt = self.voices.frames(state.voice);
             let frames = (state.stream.done.max(prompt) - before.max(prompt)) as u32;
+            let windows = (state.stream.stepped - stepped) as u32;
             let pending = state.stream.pending() as u32;
             state.poisoned |= matches!(failed, Some(SynthError::Utterance(_)));
             if let Some(out) = &mut out {
-                out.push(Flowed { slot, frames, pending, failed });
+                out.push(Flowed { slot, frames, windows, pending, failed });
             }
             self.slots.insert(slot, state);
         }

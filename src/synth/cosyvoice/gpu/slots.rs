@@ -147,6 +147,8 @@ pub(super) struct Stream {
     settled: usize,
     /// Frames of finished windows, prompt included.
     pub(super) done: usize,
+    /// Euler steps of single windows so far.
+    pub(super) stepped: u64,
     /// Windows in flight, in order; each is at least one step later than the one before it.
     windows: VecDeque<Window>,
     /// One a block.
@@ -193,6 +195,7 @@ impl Stream {
             last: false,
             settled: 0,
             done: shared.len() * config.block,
+            stepped: 0,
             windows: VecDeque::new(),
             places: shared.iter().map(|&slab| Place::whole(slab, config.steps)).collect(),
             own: Vec::new(),
@@ -310,6 +313,7 @@ impl Stream {
                 whole: window.whole.clone(),
             });
             window.step += 1;
+            self.stepped += 1;
         }
         while let Some(window) = self.windows.pop_front_if(|w| w.step == self.steps) {
             let end = window.start + window.frames;

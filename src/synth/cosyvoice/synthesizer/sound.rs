@@ -51,7 +51,9 @@ impl<B: Backend + Probe> CosyVoice<B> {
                 job.now.frames += result.frames;
                 job.now.pending = result.pending;
             }
-            results.entry(result.slot).or_default().failed = result.failed;
+            let made = results.entry(result.slot).or_default();
+            made.chunk_rounds = result.windows;
+            made.failed = result.failed;
         }
     }
 
@@ -82,7 +84,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
     pub(super) fn report(&mut self, step: &Step, mut results: BTreeMap<Slot, Made>, out: &mut Vec<Progress>) {
         let hold_back = self.backend.hold_back();
         for &slot in &step.slots {
-            let Made { mut pcm, failed } = results.remove(&slot).unwrap_or_default();
+            let Made { mut pcm, chunk_rounds, failed } = results.remove(&slot).unwrap_or_default();
             let Some(job) = self.jobs.get_mut(&slot) else {
                 let error = SynthError::Utterance("the slot is not open".into());
                 out.push(Progress::new(Outcome::failed(slot, error.to_string()), pcm));
@@ -98,7 +100,8 @@ impl<B: Backend + Probe> CosyVoice<B> {
             let grows = self.caps.limits.grows && !done;
             let at_most = || self.backend.memory_needed(Extent { positions: 0, frames });
             let memory = if grows { self.backend.memory_when_flowed(slot).unwrap_or_else(at_most) } else { 0 };
-            out.push(Progress::new(Outcome { decoded, memory, done, failed, ..Outcome::ready(slot, ready) }, pcm));
+            let outcome = Outcome { decoded, chunk_rounds, memory, done, failed, ..Outcome::ready(slot, ready) };
+            out.push(Progress::new(outcome, pcm));
         }
     }
 }

@@ -9,7 +9,7 @@ use super::CosyVoice;
 use crate::clock;
 use crate::synth::cosyvoice::backend::Backend;
 use crate::synth::cosyvoice::probe::Probe;
-use crate::synth::{EngineLimits, Seeds, Slot, Stage, Stages, Step, SynthError, Synthesizer};
+use crate::synth::{EngineLimits, PerStage, Seeds, Slot, Stage, Stages, Step, SynthError, Synthesizer};
 use crate::turn::{Class, StreamId, Utterance};
 
 /// Tokens of an utterance: two hops at least.
@@ -51,7 +51,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
     }
 
     /// Runs an utterance in each of `slots` through every stage that takes so many at once, and adds what one round of
-    /// each took.
+    /// each took: of its longest chunk, since the first is short. Of each chunk the shortest round counts.
     fn speak_together(&mut self, slots: &[Slot], seeds: &mut Seeds) -> Result<(), SynthError> {
         let mut ready = Stages::NONE;
         for &slot in slots {
@@ -59,6 +59,8 @@ impl<B: Backend + Probe> CosyVoice<B> {
             ready = self.open(slot, &utterance)?;
         }
         let mut out = Vec::new();
+        let mut chunks: Vec<PerStage<Option<Duration>>> = Vec::new();
+        let mut sounded = 0;
         // All have the same text and so many tokens: what one can run next, all can.
         while let Some(stage) = Stage::ALL.into_iter().rev().find(|&stage| ready.has(stage)) {
             let most = self.caps.limits.width[stage].max(1) as usize;
@@ -72,12 +74,21 @@ impl<B: Backend + Probe> CosyVoice<B> {
                 self.run(&Step { stage, slots: part.to_vec(), rounds: 1 }, &mut out)?;
                 self.backend.sync()?;
                 if part.len() == slots.len() {
-                    seeds.add(stage, part.len(), clock::now() - started);
+                    chunks.resize(sounded + 1, PerStage::default());
+                    let took = clock::now() - started;
+                    let shortest = &mut chunks[sounded][stage];
+                    *shortest = Some(shortest.map_or(took, |shortest| shortest.min(took)));
                 }
                 if let Some(reason) = out.iter_mut().find_map(|progress| progress.outcome.failed.take()) {
                     return Err(SynthError::Utterance(reason));
                 }
                 ready = out.last().map_or(Stages::NONE, |progress| progress.outcome.ready);
+            }
+            sounded += usize::from(stage == Stage::Vocode);
+        }
+        for stage in Stage::ALL {
+            if let Some(longest) = chunks.iter().filter_map(|chunk| chunk[stage]).max() {
+                seeds.add(stage, slots.len(), longest);
             }
         }
         Ok(())
