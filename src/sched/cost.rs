@@ -136,12 +136,22 @@ impl Costs {
 
     /// What such a step will take, in seconds, with a mean deviation on top.
     pub(super) fn predict(&self, stage: Stage, width: usize, rounds: u32) -> f64 {
+        self.of(stage, width, rounds, 1.0)
+    }
+
+    /// What such steps take in the mean, in seconds.
+    pub(super) fn mean(&self, stage: Stage, width: usize, rounds: u32) -> f64 {
+        self.of(stage, width, rounds, 0.0)
+    }
+
+    /// With so many mean deviations on top.
+    fn of(&self, stage: Stage, width: usize, rounds: u32, deviations: f64) -> f64 {
         let table = &self.table[stage];
         let (w, r) = (width_bucket(width), bucket(rounds as usize, ROUNDS));
         let drift = self.drift[stage].ratio();
         let cost = |estimate: &Estimate| match estimate.seed {
             true => estimate.mean * drift,
-            false => estimate.mean + estimate.deviation,
+            false => estimate.mean + deviations * estimate.deviation,
         };
         if let Some(estimate) = &table[w][r] {
             return cost(estimate);

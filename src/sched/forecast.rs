@@ -110,7 +110,7 @@ impl Forecast {
     /// A step, alone or beside another, had the device for so long.
     pub(super) fn ran(&mut self, step: &Step, took: Duration) {
         self.took = self.took * FADE + took.as_secs_f64();
-        self.predicted = self.predicted * FADE + self.cost(step.stage, step.slots.len(), step.rounds);
+        self.predicted = self.predicted * FADE + self.costs.mean(step.stage, step.slots.len(), step.rounds);
     }
 
     /// `job` has just given `samples`; its counters are not reset yet.
@@ -147,7 +147,7 @@ impl Forecast {
             if *rows <= 0.0 || width == 0 {
                 return 0.0;
             }
-            rows / f64::from(width) * self.cost(stage, width as usize, 1)
+            rows / f64::from(width) * self.costs.mean(stage, width as usize, 1)
         };
         let alone: f64 = rows.iter().map(seconds).sum();
         if self.predicted > 0.0 { alone * self.took / self.predicted } else { alone }
@@ -226,28 +226,24 @@ impl Forecast {
         f64::from(streams) * limit / self.full_load(streams).max(f64::MIN_POSITIVE)
     }
 
-    /// As [`Self::load`], of a device in full use: new turns begin at most [`TOGETHER`] at a time, no step is wider than
-    /// [`WIDE`], and steps beside others have the device for as much longer, or shorter, as they did of late.
+    /// As [`Self::load`], of a device in full use, by the mean of what steps cost: new turns begin at most [`TOGETHER`] at a time,
+    /// and no step is wider than [`WIDE`].
     ///
     /// # Why
-    /// Flow is counted by chunks. A device that is nearly idle runs several chunks of a stream in one round, for hardly more than
-    /// one costs; in full use each round has one chunk of each stream, so that the same speech takes nearly twice as
-    /// many. Counted by rounds, one and two H200s were promised to carry two thirds more calls than they did.
+    /// - **Flow is counted by chunks.** A device that is nearly idle runs several chunks of a stream in one round, for hardly more
+    ///   than one costs; in full use each round has one chunk of each stream, so that the same speech takes a third more.
+    /// - **What steps beside others gain is not counted**: narrow ones overlap well, and a device in full use has few of them.
     fn full_load(&self, streams: u32) -> f64 {
-        let width = |stage: Stage| {
-            let most = if stage == Stage::Prefill { TOGETHER as u32 } else { WIDE };
-            (streams / 2).clamp(1, self.width[stage].clamp(1, most))
-        };
         let each = |(stage, rounds): (Stage, &f64)| {
-            let width = width(stage);
+            let most = if stage == Stage::Prefill { TOGETHER as u32 } else { WIDE };
+            let width = (streams / 2).clamp(1, self.width[stage].clamp(1, most));
             let (rounds, costs) = match stage {
                 Stage::Flow => (self.flow_chunks, &self.by_chunks),
                 _ => (*rounds, &self.costs),
             };
-            rounds / self.seconds * costs.predict(stage, width as usize, 1) / f64::from(width)
+            rounds / self.seconds * costs.mean(stage, width as usize, 1) / f64::from(width)
         };
-        let beside = if self.predicted > 0.0 { self.took / self.predicted } else { 1.0 };
-        self.rounds.iter().map(each).sum::<f64>() * f64::from(streams) * beside
+        self.rounds.iter().map(each).sum::<f64>() * f64::from(streams)
     }
 
     /// How long first audio takes where `streams` streams need it at the same time, in seconds.

@@ -80,7 +80,7 @@ async fn measure(speculate: bool) -> Level {
         arrivals: Arrivals::Closed(1),
         duration: duration(),
         warm_up: Duration::ZERO,
-        ramp: (Duration::ZERO, Duration::ZERO),
+        cycles: Default::default(),
         legs: vec![(Leg::Sip, 1.0)],
         turns: Some(2..=2),
         think: (0.1, 0.2),

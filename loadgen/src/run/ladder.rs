@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::caller::call::{CallError, Leg};
 use crate::clock;
-use crate::run::load::{self, Arrivals, Behaviour, Load, Progress};
+use crate::run::load::{self, Arrivals, Behaviour, Cycles, Load, Progress};
 use crate::run::report::{Knee, Level, Limits, Report};
 use crate::turns::corpus;
 use crate::turns::corpus::Text;
@@ -147,8 +147,7 @@ pub async fn climb(
     let warm_up = if rate > 0.0 { Duration::from_secs_f64((1.0 / rate).min(600.0)) } else { Duration::ZERO };
     let mut search = Search::new(options.levels.clone(), options.most, options.find_knee);
     let mut turns: Vec<(u32, Vec<Turn>)> = Vec::new();
-    // The shortest and the longest turn with the pause after it, by the level before.
-    let mut cycle = (Duration::ZERO, Duration::ZERO);
+    let mut cycles = Cycles::default();
     while let Some(number) = search.next() {
         let arrivals = match options.open_loop {
             true => {
@@ -160,9 +159,10 @@ pub async fn climb(
         let load = Load {
             says: Vec::new(),
             arrivals,
-            duration: options.duration + warm_up,
+            // Callers begin over as long as the longest turn takes, and as long as that is to be measured.
+            duration: (options.duration + warm_up).max(2 * cycles.longest()),
             warm_up,
-            ramp: cycle,
+            cycles: cycles.clone(),
             legs: options.legs.clone(),
             turns: options.open_loop.then(|| options.turns.clone()),
             think: options.think,
@@ -177,7 +177,8 @@ pub async fn climb(
         let (mut level, kept) = load::run(plan.clone(), load, pid, |p| watch(number, p, None)).await;
         level.level = number;
         if level.turns > 0 {
-            cycle = cycle_of(&level, options.think);
+            let mean = level.concurrency * level.seconds / level.turns as f64;
+            cycles = Cycles::of(&level.service_shares, options.think, mean);
         }
         if level.incomplete {
             report.ended_early = Some(format!("{STOPPED} at level {number}"));
@@ -203,16 +204,6 @@ pub async fn climb(
     report.knee = (!search.results.is_empty()).then_some(knee);
     let at_knee = turns.iter().find(|(l, _)| *l == knee.level).or(turns.first());
     report.waterfall = at_knee.and_then(|(_, kept)| typical(kept));
-}
-
-/// The shortest and the longest turn with its pause, as if they were evenly spread: a few that are much longer than the
-/// others are not to draw out the time in which callers begin.
-fn cycle_of(level: &Level, think: (f64, f64)) -> (Duration, Duration) {
-    // Of what is evenly spread the 95th percentile lies at nine tenths of the way from the median to the end.
-    let turn = (level.service.p95 - level.service.p50).max(0.0) / 0.9;
-    let mean = level.service.mean + f64::midpoint(think.0, think.1);
-    let apart = turn.hypot((think.1 - think.0) / 2.0).min(mean);
-    (Duration::from_secs_f64(mean - apart), Duration::from_secs_f64(mean + apart))
 }
 
 /// The waterfall of the turn with the median first audio.

@@ -75,10 +75,8 @@ pub struct Load {
     /// So long at the beginning nothing is counted but failures: calls of an open loop have to become as many as
     /// they are going to be.
     pub warm_up: Duration,
-    /// The shortest and the longest turn of a closed loop with the pause after it: callers begin spread over that ([`begins`]),
-    /// but over a quarter of `duration` at least and half of it at most. Then they ask for as many turns a second as they do
-    /// later, and not more.
-    pub ramp: (Duration, Duration),
+    /// Turns of a closed loop, by which its callers begin.
+    pub cycles: Cycles,
     /// Kinds of calls and their weights.
     pub legs: Vec<(Leg, f64)>,
     /// Turns of a call; `None`: as many as fit (closed loop only).
@@ -137,11 +135,11 @@ pub async fn run(
     let (events, mut received) = mpsc::channel(1_024);
     let ramp = match load.arrivals {
         // Callers that all began together would also speak together, and be refused as they never are later.
-        Arrivals::Closed(n) if n > 1 => within(load.ramp, load.duration),
-        Arrivals::Closed(_) => (Duration::ZERO, Duration::ZERO),
-        _ => (Duration::ZERO, load.warm_up.min(load.duration / 2)),
+        Arrivals::Closed(n) if n > 1 => load.cycles.ramp(load.duration),
+        Arrivals::Closed(_) => Duration::ZERO,
+        _ => load.warm_up.min(load.duration / 2),
     };
-    let window = (start + ramp.1, start + load.duration);
+    let window = (start + ramp, start + load.duration);
     let mode = if matches!(load.arrivals, Arrivals::Closed(_)) { "closed" } else { "open" };
     let lateness = AbortOnDropHandle::new(tokio::spawn(own_lateness(window.1)));
     let callers =
@@ -210,27 +208,59 @@ pub async fn run(
     (level, turns)
 }
 
-/// A ramp that takes a quarter of `duration` at least and half of it at most.
-fn within((shortest, longest): (Duration, Duration), duration: Duration) -> (Duration, Duration) {
-    if longest.is_zero() {
-        return (duration / 4, duration / 4);
-    }
-    let longer = (duration.as_secs_f64() / 4.0 / longest.as_secs_f64()).max(1.0);
-    let longer = longer.min(duration.as_secs_f64() / 2.0 / longest.as_secs_f64());
-    (shortest.min(longest).mul_f64(longer), longest.mul_f64(longer))
-}
-
-/// When a caller of a closed loop begins, seconds after the start, of whom `share` have begun before: such that turns are
-/// asked for as often at the beginning as they are later, where each takes a turn and a pause of `shortest` to `longest`
-/// seconds, evenly spread. Callers who begin evenly over the mean of that ask for half as many again as soon as those of the
-/// first are back, while the last ones begin.
+/// How long turns of a closed loop take with the pause after them, and so when its callers begin.
 ///
-/// That is the time until the next event of a renewal process that has gone on for ever (Cox, "Renewal Theory", 1962).
-pub fn begins(share: f64, shortest: f64, longest: f64) -> f64 {
-    let mean = f64::midpoint(shortest, longest);
-    match share * mean {
-        evenly if evenly <= shortest => evenly,
-        _ => longest - (2.0 * (longest - shortest) * mean * (1.0 - share)).max(0.0).sqrt(),
+/// Callers begin such that turns are asked for as often from the first moment on as they are later: each as if it had been
+/// there for ever and its next turn were due, which is the time until the next event of a renewal process (Cox, "Renewal Theory", 1962).
+///
+/// # Why
+/// Callers who begin evenly ask for half as many again as soon as those of the first are back, while the last ones begin. If turns
+/// are taken to be of any length between the shortest and the longest, where half of them take 1.5 s and half 5.5, 450 callers ask for
+/// as many turns as 600 two seconds after they begin: a gateway then refuses some, and its knee seems to be a quarter lower than it is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Cycles(Vec<f64>);
+
+impl Cycles {
+    /// Turns that took so long, each as many of all, with a pause of `think` seconds after them, evenly spread. From turn to turn
+    /// it is `mean` seconds, which may be more: a caller hears first that a turn has ended.
+    pub fn of(turns: &[Duration], think: (f64, f64), mean: f64) -> Self {
+        const PAUSES: u32 = 8;
+        let pause = |n: u32| think.0 + (think.1 - think.0) * (f64::from(n) + 0.5) / f64::from(PAUSES);
+        let with_pauses = |turn: &Duration| {
+            let turn = turn.as_secs_f64();
+            (0..PAUSES).map(move |n| turn + pause(n))
+        };
+        let mut cycles: Vec<f64> = turns.iter().flat_map(with_pauses).collect();
+        cycles.sort_by(f64::total_cmp);
+        let more = (mean - cycles.iter().sum::<f64>() / cycles.len().max(1) as f64).max(0.0);
+        cycles.iter_mut().for_each(|cycle| *cycle += more);
+        Self(cycles)
+    }
+
+    /// Of the longest turn with its pause; zero where none is known.
+    pub fn longest(&self) -> Duration {
+        Duration::from_secs_f64(self.0.last().copied().unwrap_or(0.0).max(0.0))
+    }
+
+    /// When a caller begins, of whom `share` have begun before, in seconds after the start; `None` where no turn is known.
+    pub fn begins(&self, share: f64) -> Option<f64> {
+        // Before an instant as many begin as there is of all cycles before it.
+        let wanted = share * self.0.iter().sum::<f64>();
+        let mut shorter = 0.0;
+        for (n, cycle) in self.0.iter().enumerate() {
+            let left = (self.0.len() - n) as f64;
+            if shorter + left * cycle >= wanted {
+                return Some((wanted - shorter) / left);
+            }
+            shorter += cycle;
+        }
+        self.0.last().copied()
+    }
+
+    /// How long callers begin in a load of `duration`: as long as the longest turn takes, but a quarter of it at least, and half of
+    /// it at most.
+    fn ramp(&self, duration: Duration) -> Duration {
+        self.longest().clamp(duration / 4, duration / 2)
     }
 }
 
@@ -239,7 +269,7 @@ async fn arrive(
     plan: Arc<Plan>,
     load: Load,
     start: Instant,
-    (shortest, longest): (Duration, Duration),
+    ramp: Duration,
     live: Arc<AtomicU32>,
     events: mpsc::Sender<Event>,
 ) {
@@ -261,8 +291,9 @@ async fn arrive(
     if let Arrivals::Closed(callers) = load.arrivals {
         for n in 0..callers {
             let share = f64::from(n) / f64::from(callers.max(1));
-            let after = begins(share, shortest.as_secs_f64(), longest.as_secs_f64());
-            clock::sleep_until(start + Duration::from_secs_f64(after)).await;
+            // Of the ramp, which may be longer than the longest turn, or shorter.
+            let part = load.cycles.begins(share).map_or(share, |at| at / load.cycles.longest().as_secs_f64());
+            clock::sleep_until(start + ramp.mul_f64(part.clamp(0.0, 1.0))).await;
             spawn(&mut tasks, rng.random(), true);
         }
     } else {

@@ -136,6 +136,9 @@ pub struct Level {
     pub greeting: Summary,
     /// From the text to the end of its speech: what a call occupies the gateway for.
     pub service: Summary,
+    /// [`Level::service`] in parts of a hundredth of all turns each, the shortest first.
+    #[serde(skip)]
+    pub service_shares: Vec<std::time::Duration>,
     /// Characters spoken per second, all calls together.
     pub chars_per_s: f64,
     /// Seconds of speech per second, all calls together.

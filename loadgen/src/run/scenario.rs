@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::caller::call::Leg;
 use crate::caller::relay::Impairment;
 use crate::caller::sip;
-use crate::run::load::{Arrivals, Behaviour, Load};
+use crate::run::load::{Arrivals, Behaviour, Cycles, Load};
 use crate::run::prepare::{Target, Via};
 use crate::run::report::Limits;
 use crate::sound::wav;
@@ -278,7 +278,7 @@ impl Scenario {
             arrivals,
             duration: Duration::from_secs_f64(table.duration_s),
             warm_up: Duration::ZERO,
-            ramp: (Duration::ZERO, Duration::ZERO),
+            cycles: Cycles::default(),
             legs: legs.clone(),
             turns,
             think,

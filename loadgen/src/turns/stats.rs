@@ -38,6 +38,12 @@ impl Spread {
         Duration::from_micros(self.0.value_at_quantile(percentile / 100.0))
     }
 
+    /// So many values that stand for all of them, each for an equal share, the smallest first; none where there are none.
+    pub fn shares(&self, count: u32) -> Vec<Duration> {
+        let count = if self.0.is_empty() { 0 } else { count };
+        (0..count).map(|n| self.percentile(100.0 * (f64::from(n) + 0.5) / f64::from(count))).collect()
+    }
+
     /// The figures for a report, in seconds.
     pub fn summary(&self) -> Summary {
         let at = |p: f64| self.percentile(p).as_secs_f64();

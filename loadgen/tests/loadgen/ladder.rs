@@ -227,7 +227,7 @@ async fn an_open_loop_counts_what_arrives() {
         arrivals: Arrivals::Trace(arrivals),
         duration: Duration::from_secs(2),
         warm_up: Duration::ZERO,
-        ramp: (Duration::ZERO, Duration::ZERO),
+        cycles: Default::default(),
         legs: shared.legs,
         turns: Some(1..=1),
         think: (0.0, 0.0),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use antiphon::sched::by_suitability;
 use antiphon::turn::Class;
-use antiphon_loadgen::load;
+use antiphon_loadgen::load::Cycles;
 use antiphon_loadgen::predict;
 use antiphon_loadgen::process::Host;
 use antiphon_loadgen::report::{GatewayMetrics, Level, Report};
@@ -84,9 +84,11 @@ impl<'a> Gateway<'a> {
                 due.push(Reverse((at, call)));
             }
         } else {
+            let turn = |n: u32| Duration::from_secs_f64(set_up.seconds * (0.75 + 0.5 * (f64::from(n) + 0.5) / 100.0));
+            let cycles = Cycles::of(&(0..100).map(turn).collect::<Vec<_>>(), PAUSE, cycle);
             let begins = |call: u32| {
-                let share = f64::from(call) / f64::from(calls);
-                zero() + start + Duration::from_secs_f64(load::begins(share, shortest, longest))
+                let after = cycles.begins(f64::from(call) / f64::from(calls)).expect("turns are known");
+                zero() + start + Duration::from_secs_f64(after)
             };
             due.extend((0..calls).map(|call| Reverse((begins(call), first + u64::from(call)))));
         }

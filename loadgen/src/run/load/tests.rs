@@ -49,30 +49,41 @@ fn a_ramp_grows_evenly() {
 
 #[test]
 fn callers_of_a_closed_loop_ask_for_turns_as_often_while_they_begin_as_later() {
-    // 20,000 callers, turns of 2 to 4 s: a fifteenth of all turns are asked for in each fifth of a second, throughout.
-    let (shortest, longest, callers) = (2.0, 4.0, 20_000);
-    let mut rng = StdRng::seed_from_u64(7);
-    let mut asked = [0u32; 60];
-    for n in 0..callers {
-        let mut at = begins(f64::from(n) / f64::from(callers), shortest, longest);
-        assert!((0.0..=longest).contains(&at));
-        while let Some(count) = asked.get_mut((at / 0.2) as usize) {
-            *count += 1;
-            at += rng.random_range(shortest..=longest);
+    // 20,000 callers: as many turns are asked for in each fifth of a second, throughout, of turns of any length from 2 to 4 s and
+    // of turns that are short or long.
+    let even: Vec<Duration> = (0..100).map(|n| Duration::from_millis(1_500 + 20 * n)).collect();
+    let two = [1_500, 5_500].map(Duration::from_millis);
+    for (turns, think) in [(&even[..], (0.5, 0.5)), (&two[..], (0.2, 0.6))] {
+        // They hear for half a second that a turn has ended.
+        let turn = turns.iter().map(Duration::as_secs_f64).sum::<f64>() / turns.len() as f64;
+        let cycle = turn + f64::midpoint(think.0, think.1) + 0.5;
+        let (cycles, callers) = (Cycles::of(turns, think, cycle), 20_000);
+        let mut rng = StdRng::seed_from_u64(7);
+        let mut asked = [0u32; 60];
+        for n in 0..callers {
+            let mut at = cycles.begins(f64::from(n) / f64::from(callers)).expect("turns are known");
+            assert!(at >= 0.0 && at <= cycles.longest().as_secs_f64());
+            while let Some(count) = asked.get_mut((at / 0.2) as usize) {
+                *count += 1;
+                at += turns[rng.random_range(0..turns.len())].as_secs_f64() + rng.random_range(think.0..=think.1) + 0.5;
+            }
         }
+        let mean = f64::from(callers) * 0.2 / cycle;
+        let most = asked.iter().map(|n| (f64::from(*n) / mean - 1.0).abs()).fold(0.0, f64::max);
+        assert!(most < 0.1, "{most} {asked:?}");
     }
-    let mean = f64::from(callers) * 0.2 / 3.0;
-    let most = asked.iter().map(|n| (f64::from(*n) / mean - 1.0).abs()).fold(0.0, f64::max);
-    assert!(most < 0.1, "{most} {asked:?}");
 }
 
 #[test]
 fn a_ramp_leaves_time_to_measure() {
     let seconds = Duration::from_secs;
-    assert_eq!(within((seconds(2), seconds(4)), seconds(12)), (seconds(2), seconds(4)));
-    assert_eq!(within((seconds(1), seconds(2)), seconds(12)), (seconds(3) / 2, seconds(3)), "a quarter");
-    assert_eq!(within((seconds(6), seconds(12)), seconds(12)), (seconds(3), seconds(6)), "half");
-    assert_eq!(within((Duration::ZERO, Duration::ZERO), seconds(12)).1, seconds(3), "not known yet");
+    let ramp = |turn: u64| Cycles::of(&[seconds(turn)], (0.0, 0.0), 0.0).ramp(seconds(12));
+    assert_eq!([4, 2, 12].map(ramp), [seconds(4), seconds(3), seconds(6)], "a quarter at least, and half at most");
+    assert_eq!(
+        (Cycles::default().ramp(seconds(12)), Cycles::default().begins(0.5)),
+        (seconds(3), None),
+        "not known yet"
+    );
 }
 
 #[test]
