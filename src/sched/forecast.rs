@@ -42,6 +42,18 @@ pub(super) struct Speech {
     pub(super) chunk_seconds: f64,
 }
 
+/// What was made of late, all fading: of these the ratio is what a second of audio takes. (A mean of ratios would follow the short
+/// first chunks.)
+#[derive(Clone, Copy, Debug, Default)]
+struct Made {
+    /// Rounds of each stage.
+    rounds: PerStage<f64>,
+    /// Euler steps of single chunks.
+    flow_chunks: f64,
+    /// Seconds of audio.
+    seconds: f64,
+}
+
 #[derive(Debug)]
 pub(super) struct Forecast {
     costs: Costs,
@@ -50,12 +62,7 @@ pub(super) struct Forecast {
     width: PerStage<u32>,
     /// Rounds of each stage until the first audio of a live utterance.
     first_rounds: Option<PerStage<f64>>,
-    /// Rounds of each stage and seconds of audio that they made, both fading: their ratio is what a second of
-    /// audio takes. (A mean of ratios would follow the short first chunks.)
-    rounds: PerStage<f64>,
-    /// Euler steps of single chunks, fading with them.
-    flow_chunks: f64,
-    seconds: f64,
+    made: Made,
     /// Device time of the steps that a chunk after the first took part in, seconds.
     chunk_service: Option<f64>,
     /// Rounds of each stage that a chunk after the first takes.
@@ -82,9 +89,7 @@ impl Forecast {
             by_chunks: Costs::new(seeds),
             width: limits.width,
             first_rounds: None,
-            rounds: PerStage::default(),
-            flow_chunks: 0.0,
-            seconds: 0.0,
+            made: Made::default(),
             chunk_service: None,
             chunk_rounds: None,
             first_seconds: None,
@@ -121,10 +126,10 @@ impl Forecast {
             smooth(&mut self.first_seconds, duration_of(samples).as_secs_f64());
         }
         for (stage, new) in rounds.iter() {
-            self.rounds[stage] = self.rounds[stage] * FADE + new;
+            self.made.rounds[stage] = self.made.rounds[stage] * FADE + new;
         }
-        self.flow_chunks = self.flow_chunks * FADE + f64::from(job.chunk_rounds);
-        self.seconds = self.seconds * FADE + duration_of(samples).as_secs_f64();
+        self.made.flow_chunks = self.made.flow_chunks * FADE + f64::from(job.chunk_rounds);
+        self.made.seconds = self.made.seconds * FADE + duration_of(samples).as_secs_f64();
         if job.samples > 0 {
             smooth(&mut self.chunk_service, job.service.as_secs_f64());
             smooth_all(&mut self.chunk_rounds, rounds);
@@ -135,7 +140,7 @@ impl Forecast {
     /// What speech is made of; `None` until some was spoken.
     pub(super) fn speech(&self) -> Option<Speech> {
         let (first, first_seconds) = (self.first_rounds?, self.first_seconds?);
-        let second = self.rounds.map(|rounds| rounds / self.seconds);
+        let second = self.made.rounds.map(|rounds| rounds / self.made.seconds);
         let chunk_seconds = self.chunk_seconds.unwrap_or(first_seconds).max(SHORTEST_CHUNK);
         Some(Speech { first, first_seconds, second, chunk_seconds })
     }
@@ -198,10 +203,10 @@ impl Forecast {
     /// Share of the device that `streams` speaking streams need. They are taken to meet in steps half as wide as
     /// their number: they are in different stages.
     pub(super) fn load(&self, streams: u32) -> f64 {
-        if self.seconds == 0.0 {
+        if self.made.seconds == 0.0 {
             return 0.0;
         }
-        let rounds = self.rounds.map(|rounds| rounds / self.seconds);
+        let rounds = self.made.rounds.map(|rounds| rounds / self.made.seconds);
         let per_second = self.seconds_for(&rounds, (streams / 2).max(1));
         per_second * f64::from(streams) / f64::from((streams / 2).max(1))
     }
@@ -209,7 +214,7 @@ impl Forecast {
     /// How many speaking streams the device is predicted to keep up with at a load of `limit`; 0 until something was
     /// spoken.
     pub(super) fn sustainable(&self, limit: f64) -> f64 {
-        if self.seconds == 0.0 {
+        if self.made.seconds == 0.0 {
             return 0.0;
         }
         let fits = |streams: &u32| self.full_load(*streams) <= limit;
@@ -238,12 +243,12 @@ impl Forecast {
             let most = if stage == Stage::Prefill { TOGETHER as u32 } else { WIDE };
             let width = (streams / 2).clamp(1, self.width[stage].clamp(1, most));
             let (rounds, costs) = match stage {
-                Stage::Flow => (self.flow_chunks, &self.by_chunks),
+                Stage::Flow => (self.made.flow_chunks, &self.by_chunks),
                 _ => (*rounds, &self.costs),
             };
-            rounds / self.seconds * costs.mean(stage, width as usize, 1) / f64::from(width)
+            rounds / self.made.seconds * costs.mean(stage, width as usize, 1) / f64::from(width)
         };
-        self.rounds.iter().map(each).sum::<f64>() * f64::from(streams)
+        self.made.rounds.iter().map(each).sum::<f64>() * f64::from(streams)
     }
 
     /// How long first audio takes where `streams` streams need it at the same time, in seconds.
