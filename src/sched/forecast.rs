@@ -106,9 +106,8 @@ impl Forecast {
     pub(super) fn observe(&mut self, step: &Step, took: Duration, chunk_rounds: u32) {
         self.costs.observe(step.stage, step.slots.len(), step.rounds, took);
         if step.stage == Stage::Flow {
-            let counted = (f64::from(chunk_rounds) / f64::from(step.rounds.max(1))).round() as usize;
-            let chunks = if chunk_rounds > 0 { counted.max(1) } else { step.slots.len() };
-            self.by_chunks.observe(step.stage, chunks, step.rounds, took);
+            let each = (f64::from(chunk_rounds) / f64::from(step.rounds.max(1))).round() as usize;
+            self.by_chunks.observe(step.stage, each.max(1), step.rounds, took);
         }
     }
 

@@ -318,7 +318,7 @@ impl Scheduler {
     ) {
         let outcomes = outcomes.into_iter();
         if !self.inflight.cross() {
-            self.forecast.observe(step, took, chunk_rounds(outcomes.clone()));
+            self.forecast.observe(step, took, chunk_rounds(step, outcomes.clone()));
         }
         self.account(now, took, step, outcomes);
     }
@@ -333,7 +333,7 @@ impl Scheduler {
     ) {
         let (Some((alone, ended)), outcomes) = (self.inflight.complete(), outcomes.into_iter()) else { return };
         if alone {
-            self.forecast.observe(step, took, chunk_rounds(outcomes.clone()));
+            self.forecast.observe(step, took, chunk_rounds(step, outcomes.clone()));
         }
         self.account(now, took, step, outcomes);
         for end in ended {

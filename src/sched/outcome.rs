@@ -26,9 +26,9 @@ pub(super) struct Followed {
     pub(super) end: Option<JobEnd>,
 }
 
-/// Euler steps of single chunks that a step ran; 0 where its engine does not count them.
-pub(super) fn chunk_rounds<'o>(outcomes: impl Iterator<Item = &'o Outcome>) -> u32 {
-    outcomes.map(|outcome| outcome.chunk_rounds).sum()
+/// Euler steps of single chunks that a step of flow ran.
+pub(super) fn chunk_rounds<'o>(step: &Step, outcomes: impl Iterator<Item = &'o Outcome>) -> u32 {
+    outcomes.map(|outcome| outcome.chunk_rounds.unwrap_or(step.rounds)).sum()
 }
 
 impl Following<'_> {
@@ -47,7 +47,7 @@ impl Following<'_> {
         job.service += took;
         job.rounds[step.stage] += step.rounds;
         if step.stage == Stage::Flow {
-            job.chunk_rounds += if outcome.chunk_rounds > 0 { outcome.chunk_rounds } else { step.rounds };
+            job.chunk_rounds += outcome.chunk_rounds.unwrap_or(step.rounds);
         }
         if outcome.samples > 0 {
             job.resumes = false;

@@ -175,8 +175,8 @@ pub struct Outcome {
     /// would add to. Equals the samples produced for voices without tokens.
     pub decoded: u64,
     /// Of a step of flow: Euler steps of single chunks, which are more than its rounds where chunks of one slot ran beside each
-    /// other. 0 of engines that do not count them: one chunk a round.
-    pub chunk_rounds: u32,
+    /// other. `None` of engines that do not count them: one chunk a round.
+    pub chunk_rounds: Option<u32>,
     /// Bytes that the slot will hold once all that was pushed to its flow has been run. Of engines that
     /// [`grow`](EngineLimits::grows); 0 of others.
     pub memory: u64,
@@ -189,7 +189,7 @@ pub struct Outcome {
 impl Outcome {
     /// Of a slot that can run `ready` next; nothing was made.
     pub fn ready(slot: Slot, ready: Stages) -> Self {
-        Self { slot, ready, samples: 0, decoded: 0, chunk_rounds: 0, memory: 0, done: false, failed: None }
+        Self { slot, ready, samples: 0, decoded: 0, chunk_rounds: None, memory: 0, done: false, failed: None }
     }
 
     /// Of a slot that cannot go on.

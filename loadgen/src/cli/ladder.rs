@@ -28,7 +28,7 @@ pub(crate) struct Ladder {
     /// Only the levels given, no search for the knee
     #[arg(long)]
     no_search: bool,
-    /// Seconds for each level
+    /// Seconds for each level; twice its longest turn at least
     #[arg(long, default_value_t = 20.0, value_parser = seconds)]
     seconds: f64,
     /// Open loop: calls arrive as a Poisson process, whether or not the gateway keeps up

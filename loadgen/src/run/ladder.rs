@@ -149,9 +149,12 @@ pub async fn climb(
     let mut turns: Vec<(u32, Vec<Turn>)> = Vec::new();
     let mut cycles = Cycles::default();
     while let Some(number) = search.next() {
+        // Callers of a closed loop begin over as long as the longest turn takes, and as long as that is to be measured.
+        let longest = if options.open_loop { Duration::ZERO } else { cycles.longest() };
+        let duration = (options.duration + warm_up).max(2 * longest);
         let arrivals = match options.open_loop {
             true => {
-                let calls = rate * f64::from(number) * (options.duration + warm_up).as_secs_f64();
+                let calls = rate * f64::from(number) * duration.as_secs_f64();
                 Arrivals::Counted(calls.round().max(1.0) as u64)
             }
             false => Arrivals::Closed(number),
@@ -159,8 +162,7 @@ pub async fn climb(
         let load = Load {
             says: Vec::new(),
             arrivals,
-            // Callers begin over as long as the longest turn takes, and as long as that is to be measured.
-            duration: (options.duration + warm_up).max(2 * cycles.longest()),
+            duration,
             warm_up,
             cycles: cycles.clone(),
             legs: options.legs.clone(),

@@ -136,7 +136,8 @@ pub struct Level {
     pub greeting: Summary,
     /// From the text to the end of its speech: what a call occupies the gateway for.
     pub service: Summary,
-    /// [`Level::service`] in parts of a hundredth of all turns each, the shortest first.
+    /// [`Level::service`] in parts of a twentieth of all turns each, the shortest first: a few turns that are much longer than the
+    /// others stand for none.
     #[serde(skip)]
     pub service_shares: Vec<std::time::Duration>,
     /// Characters spoken per second, all calls together.

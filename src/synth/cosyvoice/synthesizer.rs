@@ -394,7 +394,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
 #[derive(Default)]
 struct Made {
     pcm: Vec<f32>,
-    chunk_rounds: u32,
+    chunk_rounds: Option<u32>,
     failed: Option<SynthError>,
 }
 

@@ -263,7 +263,7 @@ impl Tally {
         level.setup = self.setup.summary();
         level.greeting = self.greeting.summary();
         level.service = self.service.summary();
-        level.service_shares = self.service.shares(100);
+        level.service_shares = self.service.shares(20);
         level.jitter = self.jitter.summary();
         level.lateness = self.lateness.summary();
         level.mos = self.mos.summary();

@@ -52,7 +52,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
                 job.now.pending = result.pending;
             }
             let made = results.entry(result.slot).or_default();
-            made.chunk_rounds = result.windows;
+            made.chunk_rounds = Some(result.windows);
             made.failed = result.failed;
         }
     }

@@ -51,7 +51,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
     }
 
     /// Runs an utterance in each of `slots` through every stage that takes so many at once, and adds what one round of
-    /// each took: of its longest chunk, since the first is short. Of each chunk the shortest round counts.
+    /// each took: of its longest chunk, since the vocoder takes half as long for the first as for later ones. Of each chunk the shortest round counts.
     fn speak_together(&mut self, slots: &[Slot], seeds: &mut Seeds) -> Result<(), SynthError> {
         let mut ready = Stages::NONE;
         for &slot in slots {
