@@ -88,8 +88,6 @@ use crate::turn::{Class, StreamId, TurnToken};
 const STREAM_IDLE: Duration = Duration::from_secs(60);
 /// How often what is only queued is looked through for cancelled jobs and forgotten streams.
 const SWEEP: Duration = Duration::from_millis(100);
-/// So many streams that are silent, or about to be, are many: those that come then are to join soon.
-const MANY: usize = 4;
 
 /// The scheduler of one device.
 ///
@@ -510,14 +508,13 @@ impl Scheduler {
 
     /// The next step.
     fn select(&mut self, now: Instant, candidates: &[Candidate], starving: bool) -> Option<Plan> {
-        let batching = self.batching();
+        let batching = self.batching(now);
         let batch = candidates.iter().find(|c| !c.is_live() && batching.can_be_resident(c));
         let live = candidates.iter().find(|c| c.is_live());
         let starving = starving && batch.is_some();
         let head = if starving { batch } else { live.or(batch) }?;
         let (stage, members) = batching.step(now, head, starving, candidates);
-        let many = candidates.iter().take_while(|c| c.rank.is_urgent()).count() >= MANY;
-        let rounds = batching.rounds(stage, members.len(), head.rank, many);
+        let rounds = batching.rounds(stage, members.len(), head.rank, candidates);
         let batch_waits = batch.is_some() || self.table.batch_waiting().next().is_some();
         if starving {
             self.starvation.give_quantum(now);
@@ -547,8 +544,8 @@ impl Scheduler {
         let head = urgent.iter().find(|c| c.stage != stage)?;
         let speaking = &candidates[..candidates.partition_point(|c| c.rank.is_awaited())];
         let others = if head.stage == Stage::Decode { speaking } else { urgent };
-        let members = self.batching().urgent(now, head, others);
-        let rounds = self.batching().rounds_within(head.stage, members.len(), limit);
+        let members = self.batching(now).urgent(now, head, others);
+        let rounds = self.batching(now).rounds_within(head.stage, members.len(), limit);
         Some(Step { stage: head.stage, slots: batching::start(&mut self.table, head.stage, &members), rounds })
     }
 
@@ -584,7 +581,7 @@ impl Scheduler {
         Ranking { config, table, tenants, inflight, critical: self.critical }
     }
 
-    fn batching(&self) -> Batching<'_> {
+    fn batching(&self, now: Instant) -> Batching<'_> {
         Batching {
             config: &self.config,
             limits: &self.limits,
@@ -592,6 +589,7 @@ impl Scheduler {
             table: &self.table,
             memory: &self.memory,
             critical: self.critical,
+            spare: self.table.counts().1 > 0 && self.starvation.ran_within(now, self.config.slack_reserve()),
         }
     }
 }

@@ -21,6 +21,11 @@ impl Starvation {
         patience || self.quantum.is_some_and(|at| now >= at)
     }
 
+    /// Whether batch work ran within `period` in what live work leaves, or there was none that could.
+    pub(super) fn ran_within(&self, now: Instant, period: Duration) -> bool {
+        self.quantum.is_none() && self.since.is_none_or(|since| now < since + period)
+    }
+
     /// Whether batch work starves, or did and has not yet finished a sentence in what live work leaves.
     pub(super) fn is_owed(&self, now: Instant, config: &Config) -> bool {
         self.quantum.is_some() || self.starves(now, config)
@@ -78,7 +83,11 @@ mod tests {
         assert!(
             !batch.starves(next - MS, &config) && batch.is_owed(next - MS, &config) && batch.starves(next, &config)
         );
+        assert!(!batch.ran_within(next, 250 * MS), "not in what live work leaves");
         batch.ran(next - MS, MS, true, &config);
         assert!(!batch.is_owed(next, &config), "a sentence in what live work left settles it");
+        assert!(batch.ran_within(next, 250 * MS));
+        batch.left_out(next);
+        assert!(batch.ran_within(next + 249 * MS, 250 * MS) && !batch.ran_within(next + 250 * MS, 250 * MS));
     }
 }
