@@ -12,6 +12,8 @@ use super::rng::Rng;
 /// One speech token is 40 ms.
 pub(super) const TOKEN: u64 = 960;
 const EULER: u32 = 10;
+/// Chunks of a round up to which blocks of one utterance flow side by side, each a step behind the one before it.
+const PAYS: usize = 32;
 /// Tokens that flow together, and tokens whose frames the vocoder takes at once.
 const BLOCK: u32 = 25;
 const PASS: u32 = 32;
@@ -74,13 +76,17 @@ impl Costs {
     }
 
     pub(super) fn step(&self, stage: Stage, width: usize, rounds: u32) -> Duration {
+        Duration::from_secs_f64((self.launch + self.round(stage, width) * f64::from(rounds)) / 1e3)
+    }
+
+    /// Milliseconds of one round.
+    fn round(&self, stage: Stage, width: usize) -> f64 {
         let table = self.table(stage);
         let width = width as f64;
         let after = table.iter().position(|(w, _)| *w >= width).unwrap_or(table.len() - 1);
         let (w1, c1) = table[after];
         let (w0, c0) = if after == 0 { (0.0, c1) } else { table[after - 1] };
-        let ms = c0 + (c1 - c0) * ((width - w0) / (w1 - w0)).clamp(0.0, 1.0);
-        Duration::from_secs_f64((self.launch + ms * f64::from(rounds)) / 1e3)
+        c0 + (c1 - c0) * ((width - w0) / (w1 - w0)).clamp(0.0, 1.0)
     }
 
     pub(super) fn limits(&self) -> EngineLimits {
@@ -136,8 +142,8 @@ struct State {
     decoded: u32,
     /// Tokens that have become mel.
     flowed: u32,
-    /// Tokens in the chunk that flows, and its Euler steps so far.
-    chunk: Option<(u32, u32)>,
+    /// Tokens in the chunk that flows, and the Euler steps so far of each of its blocks that has begun.
+    chunk: Option<(u32, Vec<u32>)>,
     /// A chunk of mel that waits for the vocoder, in tokens.
     mel: u32,
     /// Tokens that have become audio.
@@ -201,7 +207,7 @@ impl Engine {
 
     /// What utterances hold: what has flowed and flows now, or all of it from the start.
     pub(super) fn memory(&self) -> u64 {
-        let flowing = |s: &State| s.flowed + s.chunk.map_or(0, |(tokens, _)| tokens);
+        let flowing = |s: &State| s.flowed + s.chunk.as_ref().map_or(0, |(tokens, _)| *tokens);
         let held = |s: &State| self.costs.bytes(if self.costs.grows { flowing(s) } else { s.tokens });
         self.open.values().filter(|s| !s.parked).map(held).sum()
     }
@@ -210,7 +216,7 @@ impl Engine {
     fn told(costs: &Costs, state: &State) -> u64 {
         let flows = ready(costs, state).has(Stage::Flow);
         let next = if flows {
-            state.chunk.map_or_else(|| next_chunk(costs, state, state.flowed), |(tokens, _)| tokens)
+            state.chunk.as_ref().map_or_else(|| next_chunk(costs, state, state.flowed), |(tokens, _)| *tokens)
         } else {
             0
         };
@@ -229,13 +235,17 @@ impl Engine {
             "width of {step:?}"
         );
         assert!(step.rounds >= 1 && step.rounds <= self.costs.rounds[stage as usize], "rounds of {step:?}");
-        let mut outcomes = Vec::new();
-        let mut rounds = 0;
-        for &slot in &step.slots {
-            let state = self.open.get_mut(&slot).unwrap_or_else(|| panic!("{slot:?} of {step:?} is not open"));
+        for slot in &step.slots {
+            let state = self.open.get_mut(slot).unwrap_or_else(|| panic!("{slot:?} of {step:?} is not open"));
             self.resumed += u64::from(state.parked);
             state.parked = false;
             assert!(ready(&self.costs, state).has(stage), "{slot:?} cannot {stage:?}");
+        }
+        let (flow, chunks) = if stage == Stage::Flow { self.flow(step) } else { Default::default() };
+        let mut outcomes = Vec::new();
+        let mut rounds = 0;
+        for (n, &slot) in step.slots.iter().enumerate() {
+            let state = self.open.get_mut(&slot).expect("open");
             let (used, samples) = advance(&self.costs, state, stage, step.rounds);
             rounds = rounds.max(used);
             let done = state.voiced == state.tokens;
@@ -244,6 +254,7 @@ impl Engine {
             outcomes.push(Outcome {
                 samples,
                 decoded,
+                chunk_rounds: chunks.get(n).copied(),
                 memory,
                 done,
                 ..Outcome::ready(slot, ready(&self.costs, state))
@@ -251,9 +262,43 @@ impl Engine {
         }
         self.check_memory();
         // A few percent of noise, as devices have.
-        let took = self.costs.step(stage, step.slots.len(), rounds).mul_f64(0.97 + 0.06 * self.rng.unit());
+        let took = if stage == Stage::Flow { flow } else { self.costs.step(stage, step.slots.len(), rounds) };
+        let took = took.mul_f64(0.97 + 0.06 * self.rng.unit());
         self.busy += took;
         (took, outcomes)
+    }
+
+    /// What is run of `step`: decoding ends with the tokens of the first chunk of a slot of which nothing was heard yet; else a step
+    /// ends when no slot needs more for its next chunk.
+    pub(super) fn useful(&self, step: &Step) -> Step {
+        let need = |state: &&State| needed(&self.costs, state, step.stage);
+        let states = step.slots.iter().filter_map(|slot| self.open.get(slot));
+        let mute =
+            |state: &&State| step.stage == Stage::Decode && state.voiced == 0 && state.mel == 0 && state.flowed == 0;
+        let first = states.clone().filter(mute).map(|state| need(&state)).min();
+        let useful = first.or_else(|| states.map(|state| need(&state)).max());
+        Step { rounds: step.rounds.min(useful.unwrap_or(step.rounds)), ..step.clone() }
+    }
+
+    /// Runs a step of flow: how long it takes, and the Euler steps of single blocks of each slot.
+    fn flow(&mut self, step: &Step) -> (Duration, Vec<u32>) {
+        let mut ms = self.costs.launch;
+        let mut steps = vec![0; step.slots.len()];
+        for _ in 0..step.rounds {
+            let mut spare = PAYS.saturating_sub(step.slots.len());
+            let mut together = 0;
+            for (slot, steps) in step.slots.iter().zip(&mut steps) {
+                let blocks = flow_round(&self.costs, self.open.get_mut(slot).expect("open"), 1 + spare);
+                spare -= blocks.saturating_sub(1);
+                together += blocks;
+                *steps += blocks as u32;
+            }
+            if together == 0 {
+                break;
+            }
+            ms += self.costs.round(Stage::Flow, together);
+        }
+        (Duration::from_secs_f64(ms / 1e3), steps)
     }
 }
 
@@ -289,6 +334,51 @@ fn ready(costs: &Costs, state: &State) -> Stages {
     ready
 }
 
+/// Rounds of `stage` until the next chunk of `state` has what it takes, one at least.
+fn needed(costs: &Costs, state: &State, stage: Stage) -> u32 {
+    let next = next_chunk(costs, state, state.flowed);
+    match stage {
+        Stage::Decode => (state.flowed + next).min(state.written).saturating_sub(state.decoded).max(1),
+        Stage::Flow => {
+            let (tokens, blocks) = state.chunk.as_ref().map_or((next, &[][..]), |(tokens, blocks)| (*tokens, blocks));
+            let rest = tokens.div_ceil(BLOCK) - blocks.len() as u32;
+            let last = blocks.last().map_or(0, |steps| EULER - steps);
+            // Each block begins a step after the one before it.
+            if rest > 0 { EULER.max(last + 1) + rest - 1 } else { last }
+        }
+        Stage::Prefill | Stage::Vocode => 1,
+    }
+}
+
+/// One Euler step of at most `most` blocks of the chunk that flows: how many there were.
+fn flow_round(costs: &Costs, state: &mut State, most: usize) -> usize {
+    // Its chunk has ended within this step.
+    if state.mel > 0 {
+        return 0;
+    }
+    let next = next_chunk(costs, state, state.flowed);
+    let (tokens, blocks) = state.chunk.get_or_insert_with(|| (next, Vec::new()));
+    let all = tokens.div_ceil(BLOCK) as usize;
+    let begins = blocks.len() < all && blocks.last().is_none_or(|&steps| steps > 0);
+    if begins && blocks.iter().filter(|&&steps| steps < EULER).count() < most {
+        blocks.push(0);
+    }
+    let (mut ran, mut ahead) = (0, EULER);
+    for steps in blocks.iter_mut() {
+        let had = *steps;
+        if had < ahead && ran < most {
+            *steps += 1;
+            ran += 1;
+        }
+        ahead = had;
+    }
+    if blocks.len() == all && blocks.iter().all(|&steps| steps == EULER) {
+        (state.flowed, state.mel) = (state.flowed + *tokens, *tokens);
+        state.chunk = None;
+    }
+    ran
+}
+
 /// Rounds used and samples made.
 fn advance(costs: &Costs, state: &mut State, stage: Stage, rounds: u32) -> (u32, u64) {
     match stage {
@@ -297,26 +387,12 @@ fn advance(costs: &Costs, state: &mut State, stage: Stage, rounds: u32) -> (u32,
             (1, 0)
         }
         Stage::Decode => {
-            // Stops where the next chunk is complete.
-            let wanted = state.flowed + next_chunk(costs, state, state.flowed);
-            let left = if state.decoded < wanted { wanted - state.decoded } else { state.tokens - state.decoded };
-            let used = rounds.min(left).min(state.written - state.decoded);
+            let used = rounds.min(state.written - state.decoded);
             state.decoded += used;
             (used, 0)
         }
-        Stage::Flow => {
-            let (tokens, steps) = state.chunk.unwrap_or((next_chunk(costs, state, state.flowed), 0));
-            // A block of frames after the other.
-            let all = EULER * tokens.div_ceil(BLOCK);
-            let used = rounds.min(all - steps);
-            state.chunk = Some((tokens, steps + used));
-            if steps + used == all {
-                state.chunk = None;
-                state.flowed += tokens;
-                state.mel = tokens;
-            }
-            (used, 0)
-        }
+        // Its rounds have run: all slots of a step share them.
+        Stage::Flow => (rounds, 0),
         Stage::Vocode => {
             let tokens = if costs.has(Stage::Flow) {
                 // A pass at a time.

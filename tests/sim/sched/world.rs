@@ -362,6 +362,7 @@ impl World {
     }
 
     fn step(&mut self, step: &Step) {
+        let step = &self.engine.useful(step);
         let (mut took, outcomes) = self.start(step);
         if let (Some(flight), Some((longer, share))) = (&mut self.flight, self.engine.costs.concurrent) {
             let apart = flight.step.slots.iter().all(|slot| !step.slots.contains(slot));
@@ -379,6 +380,7 @@ impl World {
 
     fn launch(&mut self, step: Step) {
         assert!(self.flight.is_none(), "one at a time");
+        let step = self.engine.useful(&step);
         let (left, outcomes) = self.start(&step);
         self.flight = Some(Flight { step: step.clone(), outcomes, left });
         self.cycle.launched(Launched::new(step, self.now));
