@@ -224,14 +224,11 @@ fn is_sound(stage: Stage) -> bool {
 pub(super) fn rest(table: &mut Table, now: Instant, config: &Config, forecast: &Forecast, memory: &Memory) -> Duration {
     let limit = config.max_lead();
     let short = memory.is_mostly_live(table);
-    let live: Vec<_> = table.open_jobs().filter(|(_, job)| job.is_live()).map(|(id, _)| id).collect();
     let mut awake = 0;
-    for id in live {
-        let Some(job) = table.job(id) else { continue };
-        let (of, sounds, waits) = (job.spec.stream, job.samples > 0, job.awaits_text());
+    table.each_open_live(|id, job, stream| {
+        let (sounds, waits) = (job.samples > 0, job.awaits_text());
         let left = forecast.seconds_of(job.spec.chars) - duration_of(job.samples).as_secs_f64();
         let left = Duration::from_secs_f64(left.clamp(0.0, 60.0));
-        let Some(stream) = table.stream_mut(of) else { continue };
         let lead = stream.lead(now);
         let front = stream.jobs.front() == Some(&id);
         if front {
@@ -240,7 +237,7 @@ pub(super) fn rest(table: &mut Table, now: Instant, config: &Config, forecast: &
         let resting = lead >= limit || stream.resting && lead > limit.mul_f64(RESUME);
         stream.resting = stream.paced && stream.finishing.is_none() && resting;
         awake += u32::from(!stream.resting && front && !waits);
-    }
+    });
     // Streams that work are in different stages: they meet in steps half as wide as their number.
     let chunk = Duration::from_secs_f64(forecast.chunk((awake / 2).max(1)).min(60.0));
     (chunk.mul_f64(1.5) + 2 * config.max_step()).min(limit / 2)

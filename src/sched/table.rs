@@ -2,9 +2,16 @@
 //!
 //! Owns who stands where: which job is the first of its stream, which may open, which has which slot. It decides
 //! nothing about time or importance.
+//!
+//! # Why
+//! Jobs and streams are hashed, and by a hash that is a multiplication: each plan looks every open job up a dozen times, and
+//! a thousand streams may be remembered. In ordered maps that was most of what planning took, and the device waited for it:
+//! one H100 with 180 open utterances had nothing to do for 9 % of its time.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
+
+use rustc_hash::FxHashMap;
 
 use super::job::{Job, JobId, JobSpec, State};
 use super::slots::Slots;
@@ -23,8 +30,8 @@ pub(super) struct Removed {
 
 #[derive(Debug)]
 pub(super) struct Table {
-    jobs: BTreeMap<JobId, Job>,
-    streams: BTreeMap<StreamId, Stream>,
+    jobs: FxHashMap<JobId, Job>,
+    streams: FxHashMap<StreamId, Stream>,
     pub(super) slots: Slots,
     /// Live jobs that may open.
     live_waiting: Vec<JobId>,
@@ -41,8 +48,8 @@ pub(super) struct Table {
 impl Table {
     pub(super) fn new(slots: u32, decodes: bool) -> Self {
         Self {
-            jobs: BTreeMap::new(),
-            streams: BTreeMap::new(),
+            jobs: FxHashMap::default(),
+            streams: FxHashMap::default(),
             slots: Slots::new(slots),
             live_waiting: Vec::new(),
             batch_waiting: BTreeMap::new(),
@@ -164,7 +171,7 @@ impl Table {
         self.jobs.get_mut(&id)
     }
 
-    /// All jobs, in the order of their submission.
+    /// All jobs, in no order.
     pub(super) fn jobs(&self) -> impl Iterator<Item = (JobId, &Job)> {
         self.jobs.iter().map(|(id, job)| (*id, job))
     }
@@ -208,6 +215,15 @@ impl Table {
     /// Jobs with a slot, in the order of slots.
     pub(super) fn open_jobs(&self) -> impl Iterator<Item = (JobId, &Job)> {
         self.slots.jobs().filter_map(|id| Some((id, self.jobs.get(&id)?)))
+    }
+
+    /// Calls `follow` with each live job that has a slot and its stream.
+    pub(super) fn each_open_live(&mut self, mut follow: impl FnMut(JobId, &Job, &mut Stream)) {
+        for id in self.slots.jobs() {
+            let Some(job) = self.jobs.get(&id).filter(|job| job.is_live()) else { continue };
+            let Some(stream) = self.streams.get_mut(&job.spec.stream) else { continue };
+            follow(id, job, stream);
+        }
     }
 
     /// Live jobs that may open.
