@@ -169,9 +169,16 @@ impl Memory {
     /// Whether live utterances claim so much of it that they should be finished rather than rest: half of it where all
     /// is promised at the start, three quarters where it is taken as it is used. What batch holds can be had at any time.
     pub(super) fn is_mostly_live(&self, table: &Table) -> bool {
+        self.live_share(table) > if self.grows { 0.75 } else { 0.5 }
+    }
+
+    /// The share of it that live utterances claim; 0 where it is not limited.
+    pub(super) fn live_share(&self, table: &Table) -> f64 {
+        if self.limit == 0 {
+            return 0.0;
+        }
         let live = table.open_jobs().filter(|(_, job)| job.is_live());
-        let most = if self.grows { self.limit / 4 * 3 } else { self.limit / 2 };
-        self.limit > 0 && live.map(|(_, job)| job.claimed()).sum::<u64>() > most
+        live.map(|(_, job)| job.claimed()).sum::<u64>() as f64 / self.limit as f64
     }
 
     /// Takes from candidates, the most urgent first, the stage that would take memory which is not there or is kept for
