@@ -5,7 +5,7 @@
 //! Where more come, all of them are late together: each is promised its first audio and then, chunk by chunk, that it
 //! has no gap. So the chunks that are due within some horizon are counted, over all streams, as device time in steps as
 //! wide as so many streams allow, and more is not taken on than fits into each of some horizons beside the first audio of
-//! the turns that will come meanwhile, which precedes it, at the rate at which turns came of late: the processor demand
+//! the turns that will come meanwhile and be due in it, at the rate at which turns came of late: the processor demand
 //! criterion of earliest-deadline-first scheduling (Baruah, Rosier, Howell, "Algorithms and Complexity Concerning the
 //! Preemptive Scheduling of Periodic, Real-Time Tasks on One Processor", 1990).
 
