@@ -27,6 +27,9 @@ pub(super) struct Costs {
     pub(super) width: [u32; 4],
     pub(super) rounds: [u32; 4],
     pub(super) launch: f64,
+    /// Milliseconds from the end of one step to the begin of the next: always, and for each open utterance.
+    #[serde(default)]
+    pub(super) host: (f64, f64),
     #[serde(default)]
     pub(super) prefill: Vec<(f64, f64)>,
     #[serde(default)]
@@ -58,6 +61,9 @@ pub(super) struct Hop {
     /// Hops double up to this; 0: they do not.
     #[serde(default)]
     most: u32,
+    /// Tokens beyond a chunk that its flow looks at.
+    #[serde(default)]
+    ahead: u32,
 }
 
 impl Costs {
@@ -191,6 +197,12 @@ impl Engine {
         ready(&self.costs, state)
     }
 
+    /// How long the host takes to plan a step.
+    pub(super) fn host(&self) -> Duration {
+        let (always, each) = self.costs.host;
+        Duration::from_secs_f64((always + each * self.open.len() as f64) / 1e3)
+    }
+
     /// What `slot` can run now.
     pub(super) fn ready(&self, slot: Slot) -> Stages {
         ready(&self.costs, &self.open[&slot])
@@ -303,7 +315,7 @@ impl Engine {
 }
 
 fn next_chunk(costs: &Costs, state: &State, from: u32) -> u32 {
-    let Hop { first, hop, most } = costs.tokens;
+    let Hop { first, hop, most, .. } = costs.tokens;
     let first = costs.other_first.filter(|_| state.tokens % 2 == 1).unwrap_or(first);
     let mut next = if from == 0 { first } else { hop };
     let mut end = first;
@@ -323,7 +335,7 @@ fn ready(costs: &Costs, state: &State) -> Stages {
         ready = ready.with(Stage::Decode);
     }
     let chunk = next_chunk(costs, state, state.flowed);
-    let flows = state.chunk.is_some() || chunk > 0 && state.decoded >= state.flowed + chunk;
+    let flows = state.chunk.is_some() || chunk > 0 && state.decoded >= decoded_for(costs, state, chunk);
     if flows && state.mel == 0 {
         ready = ready.with(Stage::Flow);
     }
@@ -334,11 +346,16 @@ fn ready(costs: &Costs, state: &State) -> Stages {
     ready
 }
 
+/// Tokens that are decoded before a chunk of `next` flows: those that it looks ahead at as well, unless the text ends before.
+fn decoded_for(costs: &Costs, state: &State, next: u32) -> u32 {
+    (state.flowed + next + costs.tokens.ahead).min(state.tokens)
+}
+
 /// Rounds of `stage` until the next chunk of `state` has what it takes, one at least.
 fn needed(costs: &Costs, state: &State, stage: Stage) -> u32 {
     let next = next_chunk(costs, state, state.flowed);
     match stage {
-        Stage::Decode => (state.flowed + next).min(state.written).saturating_sub(state.decoded).max(1),
+        Stage::Decode => decoded_for(costs, state, next).min(state.written).saturating_sub(state.decoded).max(1),
         Stage::Flow => {
             let (tokens, blocks) = state.chunk.as_ref().map_or((next, &[][..]), |(tokens, blocks)| (*tokens, blocks));
             let rest = tokens.div_ceil(BLOCK) - blocks.len() as u32;

@@ -376,6 +376,7 @@ impl World {
         self.measure(step, ran.took);
         self.hear(step, &outcomes);
         self.policy.record(ran.end, ran.took, step, &outcomes);
+        self.between();
     }
 
     fn launch(&mut self, step: Step) {
@@ -384,6 +385,15 @@ impl World {
         let (left, outcomes) = self.start(&step);
         self.flight = Some(Flight { step: step.clone(), outcomes, left });
         self.cycle.launched(Launched::new(step, self.now));
+    }
+
+    /// Lets the time pass that the host takes between two steps; what is in flight goes on.
+    fn between(&mut self) {
+        let host = self.engine.host();
+        if let Some(flight) = &mut self.flight {
+            flight.left = flight.left.saturating_sub(host);
+        }
+        self.pass(host);
     }
 
     /// Lets the launched step go on until it has ended or something happens.
@@ -407,6 +417,7 @@ impl World {
         self.measure(&launched.step, ran.took);
         self.hear(&launched.step, &outcomes);
         self.policy.complete(ran.end, ran.took, &launched.step, &outcomes);
+        self.between();
     }
 
     fn hear(&mut self, step: &Step, outcomes: &[Outcome]) {
@@ -467,6 +478,10 @@ impl World {
             let share =
                 costs.step(step.stage, live, 1).as_secs_f64() / costs.step(step.stage, jobs.len(), 1).as_secs_f64();
             self.report.live_busy += seconds * share;
+            // Nothing runs while the host plans what follows, unless a step is in flight.
+            if self.flight.is_none() {
+                self.report.live_busy += self.engine.host().as_secs_f64();
+            }
         }
     }
 
