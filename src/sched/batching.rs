@@ -20,7 +20,7 @@
 //! - **Streams with much ahead do not**: with them first audio pays for a lead that no listener needs yet.
 //! - **Where memory runs short they do**: a stream holds its memory until its last sample is made, and on a device that first audio
 //!   keeps busy all are made just before they are heard. One H100, whose memory has room for 80 utterances of 8 s, refused turns
-//!   from 350 calls on for want of it, at a first audio p95 of 80 ms; simulated with its costs, 400 and 440 calls then have
+//!   from 400 calls on, some of them for want of it; simulated with its costs, 400 and 440 calls then have
 //!   81 and 182 refusals in 6 s, with this rule none.
 //! - **Where many new turns are under way steps are longer, not shorter**: each costs what its planning takes, and those that come
 //!   join at the next one. Steps of an eighth of the longest had more of them than a device's host keeps up with: at 440 and 480
@@ -48,7 +48,7 @@ const NEAR: u32 = 4;
 /// Where live utterances claim this share of the memory, streams with much ahead begin to join urgent steps at a higher cost; at the
 /// second, at the same as those that are near.
 const SHORT: (f64, f64) = (0.7, 0.95);
-/// So many streams that are silent, or about to be, are many: those that come then are to join soon.
+/// So many streams that are silent, or about to be, are many: steps are longer then.
 const MANY: usize = 4;
 
 /// What composes steps.

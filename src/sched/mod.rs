@@ -544,8 +544,9 @@ impl Scheduler {
         let head = urgent.iter().find(|c| c.stage != stage)?;
         let speaking = &candidates[..candidates.partition_point(|c| c.rank.is_awaited())];
         let others = if head.stage == Stage::Decode { speaking } else { urgent };
-        let members = self.batching(now).urgent(now, head, others);
-        let rounds = self.batching(now).rounds_within(head.stage, members.len(), limit);
+        let batching = self.batching(now);
+        let members = batching.urgent(now, head, others);
+        let rounds = batching.rounds_within(head.stage, members.len(), limit);
         Some(Step { stage: head.stage, slots: batching::start(&mut self.table, head.stage, &members), rounds })
     }
 
