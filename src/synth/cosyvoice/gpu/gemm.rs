@@ -96,8 +96,9 @@ pub(super) struct Gemm {
     /// 64 x 32 for few blocks, by what [`Groups`] says; then for three at once.
     grouped: [[Kernel; 2]; 2],
     gemv: [Kernel; 5],
-    /// On Hopper: `gemv` with all of a block's weights in flight, for short inputs and for long ones.
-    ahead: Option<[Kernel; 2]>,
+    /// On Hopper: `gemv` with all of a block's weights in flight, for short inputs and for long ones; for eight
+    /// rows, then for sixteen.
+    ahead: Option<[[Kernel; 2]; 2]>,
     rms: Kernel,
     warpgroup: Option<([Kernel; WARPGROUP_TILES.len()], Kernel)>,
 }
@@ -105,7 +106,7 @@ pub(super) struct Gemm {
 /// Most rows that go through `gemv`.
 pub(super) const NARROW: usize = 32;
 /// Most rows that do where there are warpgroup GEMMs.
-const SKINNY: usize = 8;
+const SKINNY: usize = 16;
 /// Inputs up to which a skinny GEMM needs few registers.
 const SHORT: usize = 1024;
 /// Most shared memory that weights in flight may take, tiles of a block, and inputs, as in gemv.cu.
@@ -158,7 +159,11 @@ impl Gemm {
                 module.kernel("gemv_16s", 0)?,
             ],
             ahead: if device.hopper {
-                Some([module.kernel("gemv_ahead_2", AHEAD_SHARED)?, module.kernel("gemv_ahead_10", AHEAD_SHARED)?])
+                let ahead = |name: &'static str| module.kernel(name, AHEAD_SHARED);
+                Some([
+                    [ahead("gemv_ahead_2x8")?, ahead("gemv_ahead_10x8")?],
+                    [ahead("gemv_ahead_2x16")?, ahead("gemv_ahead_10x16")?],
+                ])
             } else {
                 None
             },
@@ -366,21 +371,26 @@ impl Gemm {
                 2
             };
             // As many blocks as run at once, each with as many tiles of outputs as any other.
-            let (tiles, at_once) = (w.n / 16, self.device.multiprocessors * if which > 2 { 2 } else { 1 });
-            let each = tiles.div_ceil(at_once);
-            let grid = tiles.div_ceil(each);
+            let cut = |blocks| {
+                let tiles = w.n / 16;
+                let each = tiles.div_ceil(self.device.multiprocessors * blocks);
+                (each, (tiles.div_ceil(each) as u32, 1, 1))
+            };
             // Where a multiprocessor's blocks have room for all of their weights, these are in flight from the start.
-            let (shared, blocks) = (each * w.cin * 32, if which > 2 { 2 } else { 1 });
+            let blocks = if w.cin <= SHORT { 2 } else { 1 };
+            let (each, grid) = cut(blocks);
+            let shared = each * w.cin * 32;
             if let Some(kernels) = &self.ahead
                 && rows <= SKINNY
                 && each <= AHEAD_TILES
                 && w.cin <= AHEAD_INPUTS
                 && shared * blocks <= AHEAD_SHARED as usize
             {
-                let kernel = kernels[usize::from(w.cin > SHORT)].called(w.name);
-                return start!(self.device, kernel, (grid as u32, 1, 1), 512, shared as u32; p);
+                let kernel = kernels[usize::from(rows > 8)][usize::from(w.cin > SHORT)].called(w.name);
+                return start!(self.device, kernel, grid, 512, shared as u32; p);
             }
-            return start!(self.device, self.gemv[which].called(w.name), (grid as u32, 1, 1), 512, 0; p);
+            let (_, grid) = cut(if which > 2 { 2 } else { 1 });
+            return start!(self.device, self.gemv[which].called(w.name), grid, 512, 0; p);
         }
         let many = w.n >= 2048 && rows > 64 || rows > 512;
         self.split(w, p, norm, rms, if many { Tile::Split128 } else { Tile::Split64 })

@@ -33,7 +33,7 @@ impl F0Shape {
 
 /// As measured at 12 and 50 frames of 1, 8 and 32 utterances.
 pub(super) const F0_SHAPES: [F0Shape; 3] = [
-    F0Shape { kernel: "voc_f0_16x32", frames: 16, channels: 32, threads: 128, stage: 64, most: 256 },
+    F0Shape { kernel: "voc_f0_16x32", frames: 16, channels: 32, threads: 512, stage: 64, most: 256 },
     F0Shape { kernel: "voc_f0_32x32", frames: 32, channels: 32, threads: 128, stage: 64, most: 1200 },
     F0Shape { kernel: "voc_f0_64x128", frames: 64, channels: 128, threads: 256, stage: 32, most: usize::MAX },
 ];

@@ -109,13 +109,13 @@ KERNEL __launch_bounds__(512) gemv_32(const __grid_constant__ Conv p) { gemv<4, 
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define MOST_TILES 8
-// The same for at most eight rows where a block's weights fit its shared memory: all of them are in flight before the
+// The same for at most NT * 8 rows where a block's weights fit its shared memory: all of them are in flight before the
 // kernels before have ended, and memory is busy while those wait for each other.
-// U: groups of 32 inputs of a warp's part, at most.
-template <int U> DEV void gemv_ahead(const Conv& p) {
+// U: groups of 32 inputs of a warp's part, at most. BUFS: tables of sums, of which one is added up while another is filled.
+template <int U, int NT, int BUFS> DEV void gemv_ahead(const Conv& p) {
     extern __shared__ __align__(128) unsigned char smem[];
-    __shared__ float red[2][SPLITS][1][4][32];
-    __shared__ float sq[SPLITS][8];
+    __shared__ float red[BUFS][SPLITS][NT][4][32];
+    __shared__ float sq[SPLITS][NT * 8];
     __shared__ __align__(8) u64 here_s[MOST_TILES];
     dep_go();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t4 = lane & 3;
@@ -133,45 +133,61 @@ template <int U> DEV void gemv_ahead(const Conv& p) {
     }
     __syncthreads();
     dep_wait();
-    const uint4* x = (const uint4*)(p.x + (i64)min(g, p.rows - 1) * p.ldx) + t4;
     const uint4 none = make_uint4(0, 0, 0, 0);
-    uint4 b[U];
+    uint4 b[U][NT];
 #pragma unroll
-    for (int u = 0; u < U; u++) b[u] = k0 + u < k1 ? x[(k0 + u) * 4] : none;
-    const int t = 2 * t4 + warp;
-    const bool unit = warp < 2 && t < p.rows;
+    for (int j = 0; j < NT; j++) {
+        const uint4* x = (const uint4*)(p.x + (i64)min(j * 8 + g, p.rows - 1) * p.ldx) + t4;
+#pragma unroll
+        for (int u = 0; u < U; u++) b[u][j] = k0 + u < k1 ? x[(k0 + u) * 4] : none;
+    }
+    // Two warps add up what eight rows have, as in `gemv`.
+    const int uj = warp >> 1, uh = warp & 1, t = uj * 8 + 2 * t4 + uh;
+    const bool unit = warp < 2 * NT && t < p.rows;
     float inv = 1.f;
     for (int tile = blockIdx.x, i = 0; tile < tiles; tile += step, i++) {
-        const int n = tile * 16 + 2 * g, buf = i & 1;
+        const int n = tile * 16 + 2 * g, buf = i % BUFS;
         Added add;
         if (unit) add = added(p, n, t);
-        float acc[4] = {}, ss = 0.f;
+        float acc[NT][4] = {}, ss[NT] = {};
         bar_wait(here + i * 8, 0);
         const u32 w = base + i * bytes + k0 * 1024 + lane * 16;
 #pragma unroll
         for (int u = 0; u < U; u++)
             if (k0 + u < k1) {
-                mma(acc, lds(w + u * 1024), b[u].x, b[u].y);
-                mma(acc, lds(w + u * 1024 + 512), b[u].z, b[u].w);
-                if (i == 0 && p.eps > 0.f) ss = squares(b[u], ss);
+                const uint4 lo = lds(w + u * 1024), hi = lds(w + u * 1024 + 512);
+#pragma unroll
+                for (int j = 0; j < NT; j++) {
+                    mma(acc[j], lo, b[u][j].x, b[u][j].y);
+                    mma(acc[j], hi, b[u][j].z, b[u][j].w);
+                    if (i == 0 && p.eps > 0.f) ss[j] = squares(b[u][j], ss[j]);
+                }
             }
 #pragma unroll
-        for (int e = 0; e < 4; e++) red[buf][warp][0][e][lane] = acc[e];
-        if (i == 0 && p.eps > 0.f) {
-            ss += __shfl_xor_sync(~0u, ss, 1);
-            ss += __shfl_xor_sync(~0u, ss, 2);
-            if (t4 == 0) sq[warp][g] = ss;
+        for (int j = 0; j < NT; j++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) red[buf][warp][j][e][lane] = acc[j][e];
+            if (i == 0 && p.eps > 0.f) {
+                float v = ss[j];
+                v += __shfl_xor_sync(~0u, v, 1);
+                v += __shfl_xor_sync(~0u, v, 2);
+                if (t4 == 0) sq[warp][j * 8 + g] = v;
+            }
         }
         __syncthreads();
         if (unit) {
             if (i == 0 && p.eps > 0.f) inv = inverse_rms(p, sq, t);
-            const float2 v = parts_sum<1>(red[buf], 0, warp, lane, per > 2);
+            const float2 v = parts_sum<NT>(red[buf], uj, uh, lane, per > 2);
             epilogue(p, n, t, v.x, v.y, inv, add);
         }
+        if (BUFS == 1) __syncthreads();
     }
 }
-KERNEL __launch_bounds__(512, 2) gemv_ahead_2(const __grid_constant__ Conv p) { gemv_ahead<2>(p); }
-KERNEL __launch_bounds__(512) gemv_ahead_10(const __grid_constant__ Conv p) { gemv_ahead<10>(p); }
+// names: groups of 32 inputs, rows
+KERNEL __launch_bounds__(512, 2) gemv_ahead_2x8(const __grid_constant__ Conv p) { gemv_ahead<2, 1, 2>(p); }
+KERNEL __launch_bounds__(512) gemv_ahead_10x8(const __grid_constant__ Conv p) { gemv_ahead<10, 1, 2>(p); }
+KERNEL __launch_bounds__(512, 2) gemv_ahead_2x16(const __grid_constant__ Conv p) { gemv_ahead<2, 2, 1>(p); }
+KERNEL __launch_bounds__(512) gemv_ahead_10x16(const __grid_constant__ Conv p) { gemv_ahead<10, 2, 1>(p); }
 #endif
 
 // 1/rms of each row, summed in the order in which `gemv` sums it.

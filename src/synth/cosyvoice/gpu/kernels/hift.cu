@@ -66,11 +66,11 @@ DEV void dmma(double* c, const double* a, const double* b) {
 #endif
 // One layer of the F0 network, convolution and ELU. Layer 0 looks ahead in the mel, the others back.
 // w: [tap][in][F0C].
-// A block computes 16*MM*WM frames by 8*NN*WN channels with WM x WN warps. Weights of one (FC channels, tap) are a stage
-// of a ring of ST.
-template <int MM, int NN, int WM, int WN, int FC, int ST> DEV void f0_layer(const Voc* vocs, const int4* tiles, int layer, const double* in, double* out, const double* w, const float* bias) {
+// A block computes 16*MM*WM frames by 8*NN*WN channels with KG groups of WM x WN warps. Weights of one (FC channels, tap) are
+// a stage of a ring of ST, of which a group has every KG-th sixteen channels: an MMA in double waits long for the one before.
+template <int MM, int NN, int WM, int WN, int KG, int FC, int ST> DEV void f0_layer(const Voc* vocs, const int4* tiles, int layer, const double* in, double* out, const double* w, const float* bias) {
     extern __shared__ __align__(128) unsigned char smem[];
-    constexpr int FT = 16 * MM * WM, FN = 8 * NN * WN, FTH = 32 * WM * WN, FX_LD = FC + 4, FW_LD = FN + 4;
+    constexpr int FT = 16 * MM * WM, FN = 8 * NN * WN, GROUP = 32 * WM * WN, FTH = GROUP * KG, FX_LD = FC + 4, FW_LD = FN + 4;
     constexpr int XROWS = FT + F0_AHEAD, XPER = (XROWS * FC + FTH - 1) / FTH, WPER = FC * FN / 2 / FTH;
     constexpr int WSTAGE = FC * FW_LD;
     double* ws = (double*)smem;
@@ -79,7 +79,8 @@ template <int MM, int NN, int WM, int WN, int FC, int ST> DEV void f0_layer(cons
     const int4 s = tiles[blockIdx.x];
     if (s.x < 0) { dep_wait(); return; }
     const int taps = layer ? F0_KEEP + 1 : F0_AHEAD + 1, cin = layer ? F0C : MEL, t0 = s.y, n0 = blockIdx.y * FN;
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, tw = warp % WM * MM * 16, nw = warp / WM * NN * 8;
+    const int lane = threadIdx.x & 31, group = threadIdx.x / GROUP, warp = threadIdx.x % GROUP >> 5;
+    const int tw = warp % WM * MM * 16, nw = warp / WM * NN * 8;
     const int chunks = (cin + FC - 1) / FC, iters = chunks * taps;
     const u32 wb = smem_addr(ws);
     auto fetch = [&](int it) {
@@ -141,7 +142,8 @@ template <int MM, int NN, int WM, int WN, int FC, int ST> DEV void f0_layer(cons
         fetch(it + ST - 1);
         const double* wt = ws + it % ST * WSTAGE;
 #pragma unroll
-        for (int k = 0; k < FC; k += 16) {
+        for (int q = 0; q < FC; q += 16 * KG) {
+            const int k = q + 16 * group;
             double a[MM][8];
 #pragma unroll
             for (int m = 0; m < MM; m++)
@@ -156,6 +158,23 @@ template <int MM, int NN, int WM, int WN, int FC, int ST> DEV void f0_layer(cons
                 for (int m = 0; m < MM; m++) dmma(acc[m][j], a[m], b);
             }
         }
+    }
+    constexpr int SUMS = MM * NN * 4;
+    static_assert(FC % (16 * KG) == 0 && (KG - 1) * SUMS * GROUP <= ST * WSTAGE, "shares and room");
+    if constexpr (KG > 1) {
+        // The groups' sums where weights were: [group][sum][thread].
+        double *sums = &acc[0][0][0], *mine = ws + threadIdx.x % GROUP;
+        cp_wait<0>();
+        __syncthreads();
+        if (group > 0)
+#pragma unroll
+            for (int e = 0; e < SUMS; e++) mine[((group - 1) * SUMS + e) * GROUP] = sums[e];
+        __syncthreads();
+        if (group > 0) return;
+#pragma unroll
+        for (int g = 0; g < KG - 1; g++)
+#pragma unroll
+            for (int e = 0; e < SUMS; e++) sums[e] += mine[(g * SUMS + e) * GROUP];
     }
 #pragma unroll
     for (int m = 0; m < 2 * MM; m++) {
@@ -174,9 +193,9 @@ template <int MM, int NN, int WM, int WN, int FC, int ST> DEV void f0_layer(cons
 }
 #define F0_KERNEL(name, threads, ...) \
     KERNEL __launch_bounds__(threads) name(const Voc* vocs, const int4* tiles, int layer, const double* in, double* out, const double* w, const float* bias) { f0_layer<__VA_ARGS__>(vocs, tiles, layer, in, out, w, bias); }
-F0_KERNEL(voc_f0_16x32, 128, 1, 1, 1, 4, 64, 4)
-F0_KERNEL(voc_f0_32x32, 128, 1, 2, 2, 2, 64, 4)
-F0_KERNEL(voc_f0_64x128, 256, 2, 4, 2, 4, 32, 4)
+F0_KERNEL(voc_f0_16x32, 512, 1, 1, 1, 4, 4, 64, 4)
+F0_KERNEL(voc_f0_32x32, 128, 1, 2, 2, 2, 1, 64, 4)
+F0_KERNEL(voc_f0_64x128, 256, 2, 4, 2, 4, 1, 32, 4)
 
 // F0 of each frame: |x . w + b|. A warp a frame.
 KERNEL voc_f0_out(const double* in, const float* w, float bias, float* f0, int rows) {

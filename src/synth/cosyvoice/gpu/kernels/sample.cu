@@ -41,22 +41,24 @@ KERNEL __launch_bounds__(SAMPLE_THREADS) llm_sample(const __grid_constant__ Llm 
     __shared__ double redd[SAMPLE_WARPS];
     __shared__ __align__(16) u64 best[SAMPLE_WARPS * MAX_K]; // (order of the score, -id), [place in its warp][warp]
     __shared__ int order[MAX_K];
+    __shared__ __align__(16) float weight[MAX_K]; // of those; below zero: none
     __shared__ int chosen, again, hit, last;
+    const int r = blockIdx.x, tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
+    // What a slot is at is as the round before left it, and is read while the scores are still being made.
+    const int s = __ldcg(p.slots + r);
+    Seq* q = p.seq + max(s, 0);
+    const int round = __ldcg(counts + r), decoded = __ldcg(&q->decoded), done = __ldcg(&q->done);
+    const int mask_to = decoded < __ldcg(&q->min_len) ? __ldcg(&q->mask_to) : 0, spared = __ldcg(&q->spared);
     // The next round's inputs are made here, so nothing of it may start before this ends.
     dep_wait();
-    const int r = blockIdx.x, tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
-    const int s = p.slots[r];
     if (s < 0) return;
-    Seq* q = p.seq + s;
-    const int round = counts[r], decoded = q->decoded;
-    if (q->done) {
+    if (done) {
         __syncthreads();
         if (tid == 0 && round < max_rounds) { tokens[r * max_rounds + round] = TOKEN_NONE; counts[r] = round + 1; }
         return;
     }
     if (tid < MAX_K) order[tid] = -1;
     if (tid == 0) { again = 0; chosen = -1; hit = v; last = -1; }
-    const bool masked = decoded < q->min_len;
     float x[SAMPLE_PER], mx = NEG_INF;
     int bad = 0;
 #pragma unroll
@@ -65,7 +67,7 @@ KERNEL __launch_bounds__(SAMPLE_THREADS) llm_sample(const __grid_constant__ Llm 
         x[m] = NEG_INF;
         if (i < v) {
             x[m] = logits[(i64)r * ld + i];
-            if (masked && i >= d.speech_tokens && i < q->mask_to && i != q->spared) x[m] = NEG_INF;
+            if (i >= d.speech_tokens && i < mask_to && i != spared) x[m] = NEG_INF;
             bad |= x[m] != x[m];
             mx = fmaxf(mx, x[m]);
         }
@@ -75,20 +77,21 @@ KERNEL __launch_bounds__(SAMPLE_THREADS) llm_sample(const __grid_constant__ Llm 
     bad = __syncthreads_or(bad);
     mx = warp_max(red[lane]);
     const bool dead = bad || mx == NEG_INF;
-    double z = 0;
+    // A thread's few in single precision: conversions and exponentials in double take longer than all the rest.
+    float few = 0.f;
 #pragma unroll
-    for (int m = 0; m < SAMPLE_PER; m++) if (tid + m * SAMPLE_THREADS < v) z += exp((double)(x[m] - mx));
-    z = warp_sum(z);
+    for (int m = 0; m < SAMPLE_PER; m++) if (tid + m * SAMPLE_THREADS < v) few += expf(x[m] - mx);
+    const double z = warp_sum((double)few);
     if (lane == 0) redd[warp] = z;
     __syncthreads();
-    const double lz = log(warp_sum(redd[lane]));
+    const float lz = logf((float)warp_sum(redd[lane]));
     u32 key[SAMPLE_PER];
 #pragma unroll
     for (int m = 0; m < SAMPLE_PER; m++) {
         int i = tid + m * SAMPLE_THREADS;
         key[m] = 0;
         if (i < v) {
-            float l = (float)((double)(x[m] - mx) - lz);
+            float l = (x[m] - mx) - lz;
             lp[i] = l;
             key[m] = order_key(l);
         }
@@ -132,21 +135,32 @@ KERNEL __launch_bounds__(SAMPLE_THREADS) llm_sample(const __grid_constant__ Llm 
     const float u0 = (rnd[0] >> 8) * (1.f / 16777216.f), u1 = (rnd[1] >> 8) * (1.f / 16777216.f);
     if (warp == 0 && !dead) {
         int ids[2];
-        float pr[2], sum = 0.f;
+        float pr[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             ids[h] = order[lane + h * 32];
             pr[h] = ids[h] < 0 ? 0.f : expf(lp[ids[h]]);
+            weight[lane + h * 32] = ids[h] < 0 ? -1.f : pr[h];
         }
-        // in turn, while less than top_p is taken
+        __syncwarp();
+        // in turn, while less than top_p is taken; eight are read at once, as each by itself would be waited for
         double total = 0, run[2] = {0, 0};
+        float sum = 0.f;
         int n = 0;
-        for (; n < d.top_k && sum < d.top_p; n++) {
-            if (__shfl_sync(~0u, n < 32 ? ids[0] : ids[1], n & 31) < 0) break;
-            float w = __shfl_sync(~0u, n < 32 ? pr[0] : pr[1], n & 31);
-            sum += w;
-            total += (double)w;
-            if (lane == (n & 31)) run[n >> 5] = total;
+        for (bool go = true; go && n < d.top_k;) {
+            float w[8];
+            *(float4*)w = *(const float4*)(weight + n);
+            *(float4*)(w + 4) = *(const float4*)(weight + n + 4);
+#pragma unroll
+            for (int e = 0; e < 8; e++) {
+                go = go && n < d.top_k && sum < d.top_p && w[e] >= 0.f;
+                if (!go) continue;
+                sum += w[e];
+                total += (double)w[e];
+                if (lane == n) run[0] = total;
+                if (lane + 32 == n) run[1] = total;
+                n++;
+            }
         }
         const double target = total * (double)u0;
         int id = -1;
