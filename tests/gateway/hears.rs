@@ -313,6 +313,7 @@ async fn words_said_on_a_call_come_out_as_words() {
     })
     .await;
     let plan = Plan {
+        voices: Vec::new(),
         sip_target: Some(format!("sip:remote@{}", rig.sip_udp())),
         sip: sip::Config::default(),
         webrtc: Some(rtc::Config { agent: Some("remote".into()), ..rtc::Config::new(rig.http.clone()) }),

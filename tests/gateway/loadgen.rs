@@ -107,6 +107,7 @@ async fn climbs(rig: &Rig, levels: &[u32], bound: &str, change: impl FnOnce(&mut
         webrtc: None,
         gateway: Some(gateway),
         trigger: Trigger::Http,
+        voices: Vec::new(),
         references: Arc::default(),
         recognizer: None,
         buffer: Duration::from_millis(60),

@@ -66,6 +66,7 @@ async fn measure(speculate: bool) -> Level {
     })
     .await;
     let plan = Plan {
+        voices: Vec::new(),
         sip_target: Some(format!("sip:bot@{}", rig.sip_udp())),
         sip: sip::Config { codecs: vec![Codec::Pcmu], ..sip::Config::default() },
         webrtc: None,

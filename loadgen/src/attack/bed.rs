@@ -277,7 +277,7 @@ async fn listen(call: &Call, id: &str, gateway: &Gateway, notes: &Notes) -> bool
     let add = |counter: &AtomicU64, n: usize| {
         counter.fetch_add(n as u64, Ordering::Relaxed);
     };
-    let asked = match gateway.speak(id, TEXT).await {
+    let asked = match gateway.speak(id, TEXT, None).await {
         Ok((asked, _)) => asked,
         Err(error) => {
             add(&notes.silent, 1);

@@ -40,6 +40,9 @@ pub(crate) struct Ladder {
     /// Languages of the texts (en, de, fr, ...)
     #[arg(long, value_delimiter = ',', default_value = "en")]
     languages: Vec<String>,
+    /// Lengths of the texts: short (a few words), medium (a sentence), long (two or three sentences)
+    #[arg(long, value_delimiter = ',', default_value = "short,medium", value_parser = length)]
+    lengths: Vec<Length>,
     /// Seconds between the end of a turn and the next
     #[arg(long, default_value_t = 0.3)]
     think: f64,
@@ -56,7 +59,7 @@ pub(crate) struct Ladder {
 
 impl Ladder {
     pub(crate) async fn run(self) -> Result<(), Failure> {
-        let texts = corpus::select(&self.languages, &[Length::Short, Length::Medium]);
+        let texts = corpus::select(&self.languages, &self.lengths);
         if texts.is_empty() {
             let known = corpus::languages().join(", ");
             return Err(Failure::new(2, format!("no texts in {:?}; there are {known}", self.languages)));
@@ -116,6 +119,11 @@ pub(crate) fn finish(report: &Report, output: &Path, stopped: bool) -> Result<()
         return Err(Failure::new(FAILED, "no turn was heard"));
     }
     Ok(())
+}
+
+fn length(text: &str) -> Result<Length, String> {
+    let found = Length::ALL.into_iter().find(|length| length.name() == text);
+    found.ok_or_else(|| "expected short, medium or long".to_owned())
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

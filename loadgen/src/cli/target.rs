@@ -29,6 +29,9 @@ pub(crate) struct TargetOptions {
     /// How turns reach telephone calls
     #[arg(long, value_enum, default_value_t = ViaOption::Auto)]
     pub(crate) via: ViaOption,
+    /// Voices that turns are spoken with, one after the other from call to call; left out: the gateway's
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    pub(crate) voices: Vec<String>,
     /// Where the built-in agent server listens, for a gateway configured to dial it
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) agent_bind: Option<SocketAddr>,
@@ -112,6 +115,7 @@ impl TargetOptions {
                 ViaOption::Agent => Via::Agent,
                 ViaOption::Greeting => Via::Greeting,
             },
+            voices: self.voices.clone(),
             agent_bind: self.agent_bind,
             spawn: self.spawn.clone(),
             log: log_beside(output),

@@ -8,7 +8,8 @@
 //! - **thread**: the gateway's busiest thread in the same way, against [`THREAD_CEILING`] of a core. A thread that waits
 //!   for its device is as busy as the device, whatever it does itself: that time is taken off it;
 //! - **device**: seconds of speech a second, against what the gateway says its devices could keep up with by what
-//!   their steps have cost, at the widths of full use. In an open loop (Poisson arrivals) turns also wait for each other:
+//!   their steps have cost, at the widths of full use. Callers speak when they like, so more of them speak at once than
+//!   on average: as many as are seldom too many. In an open loop (Poisson arrivals) turns also wait for each other:
 //!   Erlang C with the device's time for a turn as service time;
 //! - **first audio** (closed loop): its 95th percentile grows with the square root of the ratio of used to unused device, as on
 //!   one H200 (41, 51, 63, 86 and 125 ms at 48, 100, 200, 300 and 400 calls of 3 s turns);
@@ -38,6 +39,8 @@ pub const CLOSE: f64 = 0.1;
 const CROWDED: f64 = 0.8;
 /// Loads beyond this are not told apart.
 const MOST: u64 = 1_000_000;
+/// A device may be short for this share of the time, or for that of turns that may stall if it is more.
+const SELDOM: f64 = 0.01;
 /// Share of turns that may be late for the 95th percentile to hold.
 const LATE: f64 = 0.05;
 /// Beyond that much of the device its end is nearer than any limit of first audio.
@@ -84,7 +87,7 @@ pub fn predict(report: &Report) -> Option<Prediction> {
     let used = light(report);
     let light = Light::of(&used)?;
     let device = device(report, &light);
-    let capacity = capacity(report, &light, device.as_ref());
+    let capacity = capacity(report, &light);
     let mut bounds: Vec<Bound> =
         [cpu(report, &light), thread(report, &light), first_audio(report, &light), device, capacity]
             .into_iter()
@@ -188,7 +191,7 @@ impl<'a> Light<'a> {
         match self.open {
             false => calls,
             true => {
-                let share = report.limits.stalled_turns.max(0.01);
+                let share = report.limits.stalled_turns.max(SELDOM);
                 greatest(MOST.min(calls as u64), |n| crowded(calls as u64, n as f64) <= share) as f64
             }
         }
@@ -231,33 +234,41 @@ fn thread(report: &Report, light: &Light<'_>) -> Option<Bound> {
     Some(Bound { what: "thread", calls: light.bear(report, calls), basis })
 }
 
+/// Streams that speak that the devices keep up with in full use.
+fn keep_up(report: &Report, light: &Light<'_>) -> Option<f64> {
+    let told = light.sustained();
+    told.or_else(|| {
+        // A gateway that does not tell: as if speech cost the same device time at any load.
+        let busy = light.mean(|l| {
+            let seconds: f64 = l.metrics.stage_seconds.values().sum();
+            (seconds > 0.0 && l.audio_s_per_s > 0.0).then(|| seconds / l.seconds / l.audio_s_per_s)
+        })?;
+        Some(ready(report).count().max(1) as f64 / busy)
+    })
+}
+
 fn device(report: &Report, light: &Light<'_>) -> Option<Bound> {
     let devices = ready(report).count().max(1) as u64;
-    let sustained = match light.sustained() {
-        Some(sustained) => sustained,
-        None => {
-            // A gateway that does not tell: as if speech cost the same device time at any load.
-            let busy = light.mean(|l| {
-                let seconds: f64 = l.metrics.stage_seconds.values().sum();
-                (seconds > 0.0 && l.audio_s_per_s > 0.0).then(|| seconds / l.seconds / l.audio_s_per_s)
-            })?;
-            devices as f64 / busy
-        }
-    };
+    let sustained = keep_up(report, light)?;
     if light.speech <= 0.0 || light.turns <= 0.0 {
         return None;
     }
     let most = sustained / light.speech;
-    let mut calls = most;
     // Device seconds of a turn where the device is in full use.
     let service = light.speech / light.turns * devices as f64 / sustained;
-    if light.open {
-        let alone = light.mean(|l| Some(l.first_audio.p50)).unwrap_or(0.0);
-        let spread = light.mean(|l| Some(l.speech_spread)).unwrap_or(1.0);
-        let wait = (report.limits.first_audio_p95 - alone).max(0.0);
-        let in_time = |n: u64| late_share(devices, n as f64 / most * devices as f64, service, spread, wait) <= LATE;
-        calls = calls.min(greatest(MOST, in_time) as f64);
-    }
+    let alone = light.mean(|l| Some(l.first_audio.p50)).unwrap_or(0.0);
+    let spread = light.mean(|l| Some(l.speech_spread)).unwrap_or(1.0);
+    let wait = (report.limits.first_audio_p95 - alone).max(0.0);
+    let streams = sustained.min(MOST as f64) as u64;
+    let seldom = report.limits.stalled_turns.max(SELDOM);
+    let keeps_up = |n: u64| match light.open {
+        true => {
+            let late = late_share(devices, n as f64 / most * devices as f64, service, spread, wait);
+            late <= LATE && crowded(streams, light.speech * n as f64) <= seldom
+        }
+        false => engset(streams, n, light.speech) <= seldom,
+    };
+    let calls = greatest(MOST, keeps_up) as f64;
     let basis = format!(
         "{devices} device(s) keep up with {sustained:.0} streams that speak; a call speaks {:.0} % of its time; {:.1} ms of \
          device time a turn",
@@ -290,7 +301,7 @@ fn first_audio(report: &Report, light: &Light<'_>) -> Option<Bound> {
     (used < FULL).then_some(Bound { what: "first audio", calls: used * most, basis })
 }
 
-fn capacity(report: &Report, light: &Light<'_>, device: Option<&Bound>) -> Option<Bound> {
+fn capacity(report: &Report, light: &Light<'_>) -> Option<Bound> {
     // A gateway of the last release says `places`.
     let told = |device: &serde_json::Value| device["capacity"].as_u64().or(device["places"].as_u64());
     let admitted: u64 = ready(report).filter_map(told).sum();
@@ -314,9 +325,10 @@ fn capacity(report: &Report, light: &Light<'_>, device: Option<&Bound>) -> Optio
     // takes as long on a full device as on an empty one.
     let steps: f64 = light.used.iter().flat_map(|l| l.metrics.stage_seconds.values()).sum();
     let computes = if told > 0.0 && steps > 0.0 { (steps / told).min(1.0) } else { 1.0 };
+    let full = keep_up(report, light).filter(|_| light.speech > 0.0);
     let fits = |level: u64| {
         // A device that fills makes less at a time of each stream, which holds its part for longer.
-        let used = device.map_or(0.0, |device| (level as f64 / device.calls).min(CROWDED));
+        let used = full.map_or(0.0, |streams| (light.speech * level as f64 / streams).min(CROWDED));
         let longer = 1.0 - computes + computes / (1.0 - used).sqrt();
         let refused = match light.open {
             true => erlang_b(capacity, light.turns * held * longer * level as f64),

@@ -51,6 +51,8 @@ pub struct Target {
     pub legs: Vec<(Leg, f64)>,
     /// How turns reach telephone calls.
     pub via: Via,
+    /// What turns are spoken with, one voice after the other from call to call; empty: the gateway's.
+    pub voices: Vec<String>,
     /// Where our agent server listens.
     pub agent_bind: Option<SocketAddr>,
     /// Command that starts the gateway.
@@ -83,6 +85,7 @@ impl Default for Target {
             agent: None,
             legs: Vec::new(),
             via: Via::Auto,
+            voices: Vec::new(),
             agent_bind: None,
             spawn: None,
             log: PathBuf::from("gateway.log"),
@@ -212,7 +215,7 @@ pub async fn prepare(target: &Target, texts: &[&str]) -> Result<Prepared, Prepar
     let mut references = Default::default();
     if matches!(trigger, Trigger::Speech) {
         notes.push("callers speak: first audio is mouth to ear, and what is answered is not known".to_owned());
-    } else if let (Some(gateway), true) = (&gateway, target.verify) {
+    } else if let (Some(gateway), true, true) = (&gateway, target.verify, target.voices.is_empty()) {
         let (found, why_not) = exchange::references(gateway, texts).await;
         references = found;
         notes.extend(why_not);
@@ -253,6 +256,7 @@ pub async fn prepare(target: &Target, texts: &[&str]) -> Result<Prepared, Prepar
         webrtc,
         gateway,
         trigger,
+        voices: target.voices.clone(),
         references: Arc::new(references),
         recognizer: target.recognizer.clone(),
         buffer: Duration::from_millis(60),

@@ -22,7 +22,7 @@ use crate::sound::heard::{Clip, Counts, Heard};
 use crate::sound::listen::{self, Stall, StallCause};
 use crate::turns::judge;
 use crate::turns::stats::Spread;
-use crate::under_test::agent::text_frame;
+use crate::under_test::agent::turn_frame;
 use crate::under_test::dispatch::Dispatch;
 use crate::under_test::gateway::Gateway;
 use crate::under_test::recognizer::Recognizer;
@@ -54,6 +54,8 @@ pub struct Plan {
     pub gateway: Option<Gateway>,
     /// How turns reach calls; browsers use their data channel unless our agent server serves them.
     pub trigger: Trigger,
+    /// What turns are spoken with, one voice after the other from call to call; empty: the gateway's.
+    pub voices: Vec<String>,
     /// The texts spoken directly, where the voice speaks the same text the same way twice.
     pub references: Arc<HashMap<String, Clip>>,
     /// Says which words are in the turns of the sample.
@@ -179,12 +181,19 @@ pub struct Turn {
     pub stages: StageTimes,
 }
 
+/// What turns of the call with this number are spoken with.
+fn voice_of(voices: &[String], number: u64) -> Option<&String> {
+    voices.get((number as usize).checked_rem(voices.len())?)
+}
+
 /// One call and what is needed to talk on it.
 pub struct Exchange {
     plan: Arc<Plan>,
     call: Call,
     session: Option<crate::under_test::agent::Session>,
     id: Option<String>,
+    /// What its turns are spoken with, if not with the gateway's voice.
+    voice: Option<String>,
     /// What the gateway calls the turn that is going on.
     utterance: Option<String>,
     before: Counts,
@@ -199,7 +208,9 @@ impl Exchange {
     /// The call does not come about, or no way to give it turns is found.
     pub async fn open(plan: Arc<Plan>, leg: Leg) -> Result<(Exchange, Setup), CallError> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let name = format!("lg{}x{}x", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("lg{}x{number}x", std::process::id());
+        let voice = voice_of(&plan.voices, number).cloned();
         let call = match leg {
             Leg::Sip => {
                 let target =
@@ -215,6 +226,7 @@ impl Exchange {
         let setup = call.setup();
         let mut exchange = Exchange {
             id: call.id().map(str::to_owned),
+            voice,
             plan,
             call,
             session: None,
@@ -335,16 +347,17 @@ impl Exchange {
     }
 
     async fn send(&mut self, text: &str, accepted: &mut Option<Instant>) -> Result<Instant, CallError> {
+        let voice = self.voice.as_deref();
         match (self.call.leg(), &self.plan.trigger, &self.session) {
-            (_, _, Some(session)) => session.say(text).await,
-            (Leg::Webrtc, ..) => self.call.send_text(&text_frame(text, true).to_string()).await,
+            (_, _, Some(session)) => session.send(&turn_frame(text, voice)).await,
+            (Leg::Webrtc, ..) => self.call.send_text(&turn_frame(text, voice).to_string()).await,
             (Leg::Sip, Trigger::Greeting, _) => Ok(self.call.setup().answered),
             (Leg::Sip, Trigger::Speech, _) => Err(CallError::Target("callers who speak send no text".to_owned())),
             (Leg::Sip, ..) => {
                 let (Some(gateway), Some(id)) = (&self.plan.gateway, &self.id) else {
                     return Err(CallError::Target("no http: target".to_owned()));
                 };
-                let (sent, utterance) = gateway.speak(id, text).await?;
+                let (sent, utterance) = gateway.speak(id, text, voice).await?;
                 self.utterance = utterance;
                 *accepted = Some(clock::now());
                 Ok(sent)
@@ -567,4 +580,17 @@ pub async fn references(gateway: &Gateway, texts: &[&str]) -> (HashMap<String, C
         out.insert((*text).to_owned(), clip);
     }
     (out, None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_spoken_to_with_one_voice_after_the_other() {
+        let voices = ["anna".to_owned(), "ben".to_owned()];
+        let spoken = [0, 1, 2].map(|n| turn_frame("Yes.", voice_of(&voices, n).map(String::as_str))["voice"].clone());
+        assert_eq!(spoken, ["anna", "ben", "anna"]);
+        assert_eq!((voice_of(&[], 1), turn_frame("Yes.", None).get("voice")), (None, None));
+    }
 }

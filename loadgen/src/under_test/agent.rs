@@ -129,6 +129,15 @@ impl Session {
     }
 }
 
+/// A `text` frame with a whole turn, spoken with `voice` or the call's own.
+pub fn turn_frame(text: &str, voice: Option<&str>) -> Value {
+    let mut frame = text_frame(text, true);
+    if let Some(voice) = voice {
+        frame["voice"] = voice.into();
+    }
+    frame
+}
+
 /// A `text` frame.
 pub fn text_frame(token: &str, last: bool) -> Value {
     json!({ "type": "text", "token": token, "last": last })

@@ -54,9 +54,14 @@ impl Gateway {
     ///
     /// # Errors
     /// The gateway refuses or cannot be reached.
-    pub async fn speak(&self, call: &str, text: &str) -> Result<(Instant, Option<String>), CallError> {
-        let request =
-            self.request(reqwest::Method::POST, &format!("v1/calls/{call}/turns"))?.json(&json!({ "text": text }));
+    pub async fn speak(
+        &self,
+        call: &str,
+        text: &str,
+        voice: Option<&str>,
+    ) -> Result<(Instant, Option<String>), CallError> {
+        let turn = json!({ "text": text, "voice": voice });
+        let request = self.request(reqwest::Method::POST, &format!("v1/calls/{call}/turns"))?.json(&turn);
         let sent = clock::now();
         let body: Value = accepted(request.send().await?).await?.json().await?;
         Ok((sent, body["utteranceId"].as_str().map(str::to_owned)))

@@ -321,6 +321,7 @@ mod tests {
 
     fn plan(text: &str, reference: Clip) -> Plan {
         Plan {
+            voices: Vec::new(),
             sip_target: None,
             sip: sip::Config::default(),
             webrtc: None::<rtc::Config>,
