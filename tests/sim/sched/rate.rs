@@ -20,6 +20,11 @@ const MEASURED: f64 = 8.0;
 /// First audio that a caller takes for an answer at once.
 const SOON: Duration = Duration::from_millis(100);
 
+/// The utterances of a turn of so many tokens: two where it is longer than six seconds.
+pub(super) fn utterances(tokens: u32) -> Vec<u32> {
+    if f64::from(tokens) > 6.0 * TOKENS { vec![tokens / 2, tokens - tokens / 2] } else { vec![tokens] }
+}
+
 /// Poisson arrivals of turns of `seconds`, so many a second, and how many of them were measured. Each varies by a quarter,
 /// and one of more than 6 s is said in two utterances.
 fn run(costs: &Costs, turns: f64, seconds: f64) -> (Report, usize) {
@@ -36,8 +41,7 @@ fn run(costs: &Costs, turns: f64, seconds: f64) -> (Report, usize) {
         stream += 1;
         measured += usize::from(at.as_secs_f64() >= WARM);
         let tokens = (seconds * TOKENS * (0.75 + 0.5 * rng.unit())).round() as u32;
-        let tokens = if seconds > 6.0 { vec![tokens / 2, tokens - tokens / 2] } else { vec![tokens] };
-        world.at(at, Event::Turn { stream, class: Class::Live, tenant: "", tokens });
+        world.at(at, Event::Turn { stream, class: Class::Live, tenant: "", tokens: utterances(tokens) });
     }
     world.run(end);
     (world.report, measured)
