@@ -21,10 +21,10 @@
 //! - **Where memory runs short they do**: a stream holds its memory until its last sample is made, and on a device that first audio
 //!   keeps busy all are made just before they are heard. One H100, whose memory has room for 80 utterances of 8 s, refused turns
 //!   from 400 calls on, some of them for want of it; simulated with its costs, 400 and 440 calls then have
-//!   81 and 182 refusals in 6 s, with this rule none.
+//!   129 and 210 refusals in 6 s, with this rule none.
 //! - **Where many new turns are under way steps are longer, not shorter**: each costs what its planning takes, and those that come
 //!   join at the next one. Steps of an eighth of the longest had more of them than a device's host keeps up with: at 440 and 480
-//!   calls p95 is 96 and 107 ms with these, 86 and 96 with half.
+//!   calls p95 is 96 and 111 ms with these, 94 and 102 with half.
 //! - **Nor those at their reserve whatever it costs**: with 255 streams that speak, all that were below it joined each
 //!   step for a first audio, which took three times as long; new turns then came faster than they were served, and speaking
 //!   streams had no step until they were critical together, too many for the time that was left.
