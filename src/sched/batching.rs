@@ -208,8 +208,8 @@ impl Batching<'_> {
     }
 
     /// Rounds amortise what a device call costs whatever it does; a quarter of the longest step is enough for
-    /// that, and all a new turn has to wait. Where many new turns are under way half of it: then there is a step for each round else,
-    /// and each costs its planning.
+    /// that, and all a new turn has to wait. Where many new turns are under way it is half of it, as a
+    /// quarter would hold one round, and each step costs its planning.
     pub(super) fn rounds(&self, stage: Stage, width: usize, rank: Rank, candidates: &[Candidate]) -> u32 {
         let many = candidates.iter().take_while(|c| c.rank.is_urgent()).count() >= MANY;
         let part = if many { 2 } else { 4 };

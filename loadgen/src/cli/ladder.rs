@@ -10,6 +10,8 @@ use antiphon_loadgen::load::Behaviour;
 use antiphon_loadgen::prepare::{self, Prepared};
 use antiphon_loadgen::report::{Limits, Report};
 use clap::Args;
+use serde::Deserialize;
+use serde::de::IntoDeserializer;
 
 use super::target::{TargetOptions, refused};
 use super::watch::{Watch, conclude};
@@ -121,9 +123,9 @@ pub(crate) fn finish(report: &Report, output: &Path, stopped: bool) -> Result<()
     Ok(())
 }
 
-fn length(text: &str) -> Result<Length, String> {
-    let found = Length::ALL.into_iter().find(|length| length.name() == text);
-    found.ok_or_else(|| "expected short, medium or long".to_owned())
+/// A length as scenarios name it.
+fn length(text: &str) -> Result<Length, serde::de::value::Error> {
+    Length::deserialize(text.into_deserializer())
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

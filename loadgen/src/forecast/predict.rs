@@ -86,8 +86,9 @@ impl Prediction {
 pub fn predict(report: &Report) -> Option<Prediction> {
     let used = light(report);
     let light = Light::of(&used)?;
-    let device = device(report, &light);
-    let capacity = capacity(report, &light);
+    let sustained = sustained(report, &light);
+    let device = device(report, &light, sustained);
+    let capacity = capacity(report, &light, sustained);
     let mut bounds: Vec<Bound> =
         [cpu(report, &light), thread(report, &light), first_audio(report, &light), device, capacity]
             .into_iter()
@@ -191,8 +192,8 @@ impl<'a> Light<'a> {
         match self.open {
             false => calls,
             true => {
-                let share = report.limits.stalled_turns.max(SELDOM);
-                greatest(MOST.min(calls as u64), |n| crowded(calls as u64, n as f64) <= share) as f64
+                let most = calls as u64;
+                greatest(MOST.min(most), |n| crowded(most, n as f64) <= seldom(report)) as f64
             }
         }
     }
@@ -234,10 +235,14 @@ fn thread(report: &Report, light: &Light<'_>) -> Option<Bound> {
     Some(Bound { what: "thread", calls: light.bear(report, calls), basis })
 }
 
+/// The share of the time for which more may be there than can be borne.
+fn seldom(report: &Report) -> f64 {
+    report.limits.stalled_turns.max(SELDOM)
+}
+
 /// Streams that speak that the devices keep up with in full use.
-fn keep_up(report: &Report, light: &Light<'_>) -> Option<f64> {
-    let told = light.sustained();
-    told.or_else(|| {
+fn sustained(report: &Report, light: &Light<'_>) -> Option<f64> {
+    light.sustained().or_else(|| {
         // A gateway that does not tell: as if speech cost the same device time at any load.
         let busy = light.mean(|l| {
             let seconds: f64 = l.metrics.stage_seconds.values().sum();
@@ -247,9 +252,9 @@ fn keep_up(report: &Report, light: &Light<'_>) -> Option<f64> {
     })
 }
 
-fn device(report: &Report, light: &Light<'_>) -> Option<Bound> {
+fn device(report: &Report, light: &Light<'_>, sustained: Option<f64>) -> Option<Bound> {
     let devices = ready(report).count().max(1) as u64;
-    let sustained = keep_up(report, light)?;
+    let sustained = sustained?;
     if light.speech <= 0.0 || light.turns <= 0.0 {
         return None;
     }
@@ -260,13 +265,12 @@ fn device(report: &Report, light: &Light<'_>) -> Option<Bound> {
     let spread = light.mean(|l| Some(l.speech_spread)).unwrap_or(1.0);
     let wait = (report.limits.first_audio_p95 - alone).max(0.0);
     let streams = sustained.min(MOST as f64) as u64;
-    let seldom = report.limits.stalled_turns.max(SELDOM);
     let keeps_up = |n: u64| match light.open {
         true => {
             let late = late_share(devices, n as f64 / most * devices as f64, service, spread, wait);
-            late <= LATE && crowded(streams, light.speech * n as f64) <= seldom
+            late <= LATE && crowded(streams, light.speech * n as f64) <= seldom(report)
         }
-        false => engset(streams, n, light.speech) <= seldom,
+        false => engset(streams, n, light.speech) <= seldom(report),
     };
     let calls = greatest(MOST, keeps_up) as f64;
     let basis = format!(
@@ -301,7 +305,7 @@ fn first_audio(report: &Report, light: &Light<'_>) -> Option<Bound> {
     (used < FULL).then_some(Bound { what: "first audio", calls: used * most, basis })
 }
 
-fn capacity(report: &Report, light: &Light<'_>) -> Option<Bound> {
+fn capacity(report: &Report, light: &Light<'_>, sustained: Option<f64>) -> Option<Bound> {
     // A gateway of the last release says `places`.
     let told = |device: &serde_json::Value| device["capacity"].as_u64().or(device["places"].as_u64());
     let admitted: u64 = ready(report).filter_map(told).sum();
@@ -325,7 +329,7 @@ fn capacity(report: &Report, light: &Light<'_>) -> Option<Bound> {
     // takes as long on a full device as on an empty one.
     let steps: f64 = light.used.iter().flat_map(|l| l.metrics.stage_seconds.values()).sum();
     let computes = if told > 0.0 && steps > 0.0 { (steps / told).min(1.0) } else { 1.0 };
-    let full = keep_up(report, light).filter(|_| light.speech > 0.0);
+    let full = sustained.filter(|_| light.speech > 0.0);
     let fits = |level: u64| {
         // A device that fills makes less at a time of each stream, which holds its part for longer.
         let used = full.map_or(0.0, |streams| (light.speech * level as f64 / streams).min(CROWDED));

@@ -18,15 +18,6 @@ pub enum Length {
 impl Length {
     /// All, shortest first.
     pub const ALL: [Length; 3] = [Length::Short, Length::Medium, Length::Long];
-
-    /// As options and scenarios call it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Length::Short => "short",
-            Length::Medium => "medium",
-            Length::Long => "long",
-        }
-    }
 }
 
 /// One text of the corpus.

@@ -371,14 +371,10 @@ impl Gemm {
                 2
             };
             // As many blocks as run at once, each with as many tiles of outputs as any other.
-            let cut = |blocks| {
-                let tiles = w.n / 16;
-                let each = tiles.div_ceil(self.device.multiprocessors * blocks);
-                (each, (tiles.div_ceil(each) as u32, 1, 1))
-            };
+            let (tiles, blocks) = (w.n / 16, if which > 2 { 2 } else { 1 });
+            let each = tiles.div_ceil(self.device.multiprocessors * blocks);
+            let grid = (tiles.div_ceil(each) as u32, 1, 1);
             // Where a multiprocessor's blocks have room for all of their weights, these are in flight from the start.
-            let blocks = if w.cin <= SHORT { 2 } else { 1 };
-            let (each, grid) = cut(blocks);
             let shared = each * w.cin * 32;
             if let Some(kernels) = &self.ahead
                 && rows <= SKINNY
@@ -389,7 +385,6 @@ impl Gemm {
                 let kernel = kernels[usize::from(rows > 8)][usize::from(w.cin > SHORT)].called(w.name);
                 return start!(self.device, kernel, grid, 512, shared as u32; p);
             }
-            let (_, grid) = cut(if which > 2 { 2 } else { 1 });
             return start!(self.device, self.gemv[which].called(w.name), grid, 512, 0; p);
         }
         let many = w.n >= 2048 && rows > 64 || rows > 512;
