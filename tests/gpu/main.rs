@@ -70,46 +70,15 @@ fn checkpoint() -> PathBuf {
     dir
 }
 
-/// Which architectures a process of its own compiles for: the compiler takes turns within one.
-const SHARE: &str = "ANTIPHON_TEST_COMPILE";
-
 #[test]
 fn every_kernel_compiles_for_every_architecture() {
-    use std::process::{Command, Stdio};
     if !gpu::libraries::compiles() {
         return antiphon_skip::skip(
             "nvrtc",
             "there is no run-time compiler (libnvrtc): `pip install nvidia-cuda-nvrtc`",
         );
     }
-    // Hopper's has most to compile: architectures go round, so that both have as much.
-    let shares = [["sm_90a", "sm_80", "sm_86"], ["sm_100", "sm_120", "sm_89"]];
-    let mut named: Vec<&str> = shares.as_flattened().to_vec();
-    let mut all: Vec<&str> = gpu::ARCHITECTURES.iter().map(|(arch, _)| *arch).collect();
-    named.sort_unstable();
-    all.sort_unstable();
-    assert_eq!(named, all, "every architecture is in one share");
-    let children = shares.map(|share| {
-        Command::new(std::env::current_exe().expect("this program"))
-            .args(["one_share_of_the_architectures", "--exact", "--ignored", "--nocapture"])
-            .env(SHARE, share.join(","))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("this program starts")
-    });
-    for child in children {
-        let output = child.wait_with_output().expect("it ends");
-        let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        assert!(output.status.success(), "{}{}", said(&output.stdout), said(&output.stderr));
-    }
-}
-
-#[test]
-#[ignore = "the test above starts it, twice"]
-fn one_share_of_the_architectures() {
-    let share = variable(SHARE).unwrap_or_else(|| "sm_90a".into());
-    for (arch, shared_kib) in gpu::ARCHITECTURES.into_iter().filter(|(arch, _)| share.split(',').any(|a| a == *arch)) {
+    for (arch, shared_kib) in gpu::ARCHITECTURES {
         if let Err(error) = gpu::compile_all(&full(), arch, shared_kib).expect("the compiler is there") {
             panic!("{arch}: {error}");
         }

@@ -106,7 +106,7 @@ mod tests {
         }
         let compile = |text: &'static [&'static str]| {
             let source = Source { name: "pair.cu", parts: text, checks: || checks(&[Pair::LAYOUT]) };
-            Unit { source: &source, elt: Elt::F32, defines: &[] }.code("sm_80", None).map(drop)
+            Unit { source: &source, elt: Elt::F32, defines: &[] }.check("sm_80")
         };
         compile(&["struct Pair { unsigned long long first; int second[2]; };"]).expect("the same");
         for other in [

@@ -60,7 +60,7 @@ pub const ARCHITECTURES: [(&str, u32); 6] =
     [("sm_80", 163), ("sm_86", 99), ("sm_89", 99), ("sm_90a", 227), ("sm_100", 227), ("sm_120", 99)];
 
 /// Compiles every kernel that a load for `arch` compiles, with the sizes of `config`, in every type of operands that
-/// [`Precision`] has a name for. Needs the run-time compiler but no device; `None` where that is missing.
+/// [`Precision`] has a name for; without optimising it, as only errors are asked for. Needs the run-time compiler but no device; `None` where that is missing.
 ///
 /// # Errors
 /// What does not compile.
@@ -86,7 +86,7 @@ pub fn compile_all(config: &Config, arch: &str, shared_kib: u32) -> Option<Resul
                 units.push(Unit { source: &SETUP, elt, defines: &[] });
                 units.push(Unit { source: &GEMM, elt, defines: &gemm });
             }
-            units.iter().try_for_each(|unit| unit.code(arch, None).map(drop))?;
+            units.iter().try_for_each(|unit| unit.check(arch))?;
         }
         Ok(())
     })
