@@ -25,6 +25,9 @@
 //! - **Where many new turns are under way steps are longer, not shorter**: each costs what its planning takes, and those that come
 //!   join at the next one. Steps of an eighth of the longest had more of them than a device's host keeps up with: at 440 and 480
 //!   calls p95 is 96 and 111 ms with these, 94 and 102 with half.
+//! - **Where no turn came for a minute, steps take up to twice as long**: nobody is there who could lose to them but the first caller,
+//!   once. Simulated with the costs of one H200, 64, 128 and 256 utterances of batch work alone make 602, 619 and 640 audio-seconds a
+//!   second in place of 538, 598 and 632.
 //! - **Nor those at their reserve whatever it costs**: with 255 streams that speak, all that were below it joined each
 //!   step for a first audio, which took three times as long; new turns then came faster than they were served, and speaking
 //!   streams had no step until they were critical together, too many for the time that was left.
@@ -50,6 +53,8 @@ const NEAR: u32 = 4;
 const SHORT: (f64, f64) = (0.7, 0.95);
 /// So many streams that are silent, or about to be, are many: steps are longer then.
 const MANY: usize = 4;
+/// Without a turn for so long, steps of batch work take up to so many times [`Config::batch_step_ms`].
+pub(super) const QUIET: (Duration, u32) = (Duration::from_secs(60), 2);
 
 /// What composes steps.
 #[derive(Clone, Copy)]
@@ -63,6 +68,8 @@ pub(super) struct Batching<'a> {
     pub(super) critical: Duration,
     /// The device has time to spare: batch work ran of late.
     pub(super) spare: bool,
+    /// No turn came for [`QUIET`].
+    pub(super) quiet: bool,
 }
 
 impl Batching<'_> {
@@ -118,7 +125,7 @@ impl Batching<'_> {
         let limit = if hurry {
             cost(members.len()) * self.config.batch_ride
         } else {
-            self.config.batch_step().as_secs_f64().max(cost(members.len())).min(self.time_left(now, candidates))
+            self.batch_step().as_secs_f64().max(cost(members.len())).min(self.time_left(now, candidates))
         };
         self.add_batch(&mut members, others, stage, limit);
         members
@@ -133,7 +140,7 @@ impl Batching<'_> {
         stage: Stage,
         candidates: &'c [Candidate],
     ) -> Vec<&'c Candidate> {
-        let limit = self.config.batch_step().as_secs_f64().min(self.time_left(now, candidates));
+        let limit = self.batch_step().as_secs_f64().min(self.time_left(now, candidates));
         let mut members: Vec<&Candidate> = starving.into_iter().collect();
         for live in candidates.iter().filter(|c| c.is_live() && c.stages.has(stage)) {
             if self.is_full(&members, stage, limit) {
@@ -203,6 +210,11 @@ impl Batching<'_> {
         slack.map_or(f64::INFINITY, |slack| slack.as_secs_f64())
     }
 
+    /// What a step that is not in a hurry may take.
+    fn batch_step(&self) -> Duration {
+        self.config.batch_step() * if self.quiet { QUIET.1 } else { 1 }
+    }
+
     fn width(&self, stage: Stage) -> usize {
         self.limits.width[stage].max(1) as usize
     }
@@ -213,7 +225,7 @@ impl Batching<'_> {
     pub(super) fn rounds(&self, stage: Stage, width: usize, rank: Rank, candidates: &[Candidate]) -> u32 {
         let many = candidates.iter().take_while(|c| c.rank.is_urgent()).count() >= MANY;
         let part = if many { 2 } else { 4 };
-        let limit = if rank.is_hurried() { self.config.max_step() / part } else { self.config.batch_step() };
+        let limit = if rank.is_hurried() { self.config.max_step() / part } else { self.batch_step() };
         self.rounds_within(stage, width, limit)
     }
 

@@ -21,7 +21,8 @@ pub struct Config {
     pub slack_reserve_ms: u32,
     /// Longest step planned while someone listens, ms. A new turn waits at most for one step.
     pub max_step_ms: u32,
-    /// Longest step of batch work alone, ms: what a live turn can lose to batch. Longer is more efficient.
+    /// Longest step of batch work alone, ms: what a live turn can lose to batch. Longer is more efficient, so that steps take up to
+    /// twice as long where no turn came for a minute.
     pub batch_step_ms: u32,
     /// By what batch may multiply the cost of a step that makes first audio, at least 1. Near 1 no caller notices it;
     /// more gives batch more of a busy device, and every first audio is later by about as much.

@@ -34,6 +34,11 @@ impl Arrivals {
         self.turns * (-passed.as_secs_f64() / FADING).exp() / FADING
     }
 
+    /// Whether none was taken on for so long.
+    pub(super) fn none_for(&self, now: Instant, period: Duration) -> bool {
+        self.until.is_none_or(|until| now >= until + period)
+    }
+
     /// One was taken on.
     pub(super) fn add(&mut self, now: Instant) {
         self.turns = self.rate(now) * FADING + 1.0;

@@ -70,6 +70,36 @@ fn batch_that_was_cancelled_starves_no_more() {
     assert!(matches!(sched.plan(now), Plan::Open { job, .. } if job == ahead), "no batch work starves");
 }
 
+/// A vocoder step costs a millisecond a slot.
+#[test]
+fn batch_steps_are_longer_where_no_turn_came_for_a_minute() {
+    let start = crate::clock::now();
+    let limits = EngineLimits { slots: 40, width: PerStage::new([1, 2, 2, 40]), ..LIMITS };
+    let mut seeds = Seeds::default();
+    [1, 2, 4, 8, 16, 32].map(|width| seeds.add(Stage::Vocode, width, MS * width as u32));
+    let mut sched = Scheduler::new(Config { batch_step_ms: 6, ..Config::default() }, limits, 0, &seeds);
+    let vocodes = only(Stage::Vocode);
+    for stream in 0..30 {
+        opened(&mut sched, start, spec(stream, Class::Batch), 0, vocodes);
+    }
+    let mut members = |sched: &mut Scheduler, now| {
+        let Plan::Run(step) = sched.plan(now) else { panic!("there is work") };
+        let outcomes: Vec<Outcome> = step.slots.iter().map(|slot| Outcome::ready(*slot, vocodes)).collect();
+        sched.record(now, MS * step.slots.len() as u32, &step, &outcomes);
+        step.slots.len()
+    };
+    assert_eq!(members(&mut sched, start), 12, "nobody was there yet");
+    let (_, slot) = opened(&mut sched, start, spec(99, Class::Live), 0, vocodes);
+    let Plan::Run(step) = sched.plan(start) else { panic!("a first audio") };
+    assert!(step.slots.contains(&slot));
+    let done = |slot: &Slot| Outcome { done: true, ..Outcome::ready(*slot, Stages::NONE) };
+    sched.record(start, MS, &Step { slots: vec![slot], ..step }, &[done(&slot)]);
+    assert!(matches!(sched.plan(start), Plan::End { .. }));
+    for (after, most) in [(0, 6), (59, 6), (60, 12)] {
+        assert_eq!(members(&mut sched, start + Duration::from_secs(after)), most, "after {after} s");
+    }
+}
+
 /// What is parked holds nothing: waiting for it to give something up would be waiting for ever.
 #[test]
 fn what_finds_no_memory_on_an_empty_device_fails_though_others_are_parked() {
