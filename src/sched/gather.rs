@@ -11,7 +11,7 @@
 //! and 78 ms when they wait for each other; at 125 a second half of the turns have gaps, and none has. Beside batch work, and
 //! beside speech that is far ahead of its listeners, no turn waits: nothing else there is urgent.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::config::Config;
 use super::rank::{Candidate, Rank};
@@ -26,6 +26,17 @@ pub(super) const CROWDED: f64 = 40.0;
 /// The part of the first audio target that a new turn waits for others at most.
 const PART: u32 = 10;
 
+/// How long a new turn waits for others at most.
+fn patience(config: &Config) -> Duration {
+    config.first_audio_target() / PART
+}
+
+/// From one group of new turns to the next on a device in full use: the first of them waits for others, and then for the
+/// end of a step.
+pub(super) fn period(config: &Config) -> Duration {
+    patience(config) + config.batch_step()
+}
+
 /// Takes new turns from `candidates` that are to begin with others a little later. `busy`: a step
 /// that is as urgent is in flight.
 pub(super) fn hold_back(candidates: &mut Vec<Candidate>, table: &Table, config: &Config, now: Instant, busy: bool) {
@@ -33,11 +44,11 @@ pub(super) fn hold_back(candidates: &mut Vec<Candidate>, table: &Table, config: 
     if !busy && candidates.iter().all(|c| !c.rank.is_urgent() || begins(c)) {
         return;
     }
-    let target = config.first_audio_target();
+    let left = config.first_audio_target() - patience(config);
     let (mut waiting, mut due) = (0, false);
     for job in candidates.iter().filter(|c| begins(c)).filter_map(|c| table.job(c.job)) {
         waiting += 1;
-        due |= now + target >= job.deadline + target / PART;
+        due |= now + left >= job.deadline;
     }
     if !due && waiting < TOGETHER {
         candidates.retain(|c| !begins(c));

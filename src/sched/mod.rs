@@ -429,7 +429,7 @@ impl Scheduler {
         Load {
             holding: load.holding + self.holding.as_secs_f64(),
             load: self.forecast.load(self.table.live_streams()),
-            sustainable: self.forecast.sustainable(self.config.load_limit),
+            sustainable: self.forecast.sustainable(self.config.load_limit, gather::period(&self.config)),
             capacity: self.admission(now).capacity(),
             memory_streams: self.memory.streams(self.forecast.bytes_each()),
             preemptions: self.preemptions,

@@ -76,13 +76,15 @@ fn batch_steps_are_longer_where_no_turn_came_for_a_minute() {
     let start = crate::clock::now();
     let limits = EngineLimits { slots: 40, width: PerStage::new([1, 2, 2, 40]), ..LIMITS };
     let mut seeds = Seeds::default();
-    [1, 2, 4, 8, 16, 32].map(|width| seeds.add(Stage::Vocode, width, MS * width as u32));
+    for width in [1, 2, 4, 8, 16, 32] {
+        seeds.add(Stage::Vocode, width, MS * width as u32);
+    }
     let mut sched = Scheduler::new(Config { batch_step_ms: 6, ..Config::default() }, limits, 0, &seeds);
     let vocodes = only(Stage::Vocode);
     for stream in 0..30 {
         opened(&mut sched, start, spec(stream, Class::Batch), 0, vocodes);
     }
-    let mut members = |sched: &mut Scheduler, now| {
+    let members = |sched: &mut Scheduler, now| {
         let Plan::Run(step) = sched.plan(now) else { panic!("there is work") };
         let outcomes: Vec<Outcome> = step.slots.iter().map(|slot| Outcome::ready(*slot, vocodes)).collect();
         sched.record(now, MS * step.slots.len() as u32, &step, &outcomes);
