@@ -53,8 +53,9 @@ const NEAR: u32 = 4;
 const SHORT: (f64, f64) = (0.7, 0.95);
 /// So many streams that are silent, or about to be, are many: steps are longer then.
 const MANY: usize = 4;
-/// Without a turn for so long, steps of batch work take up to so many times [`Config::batch_step_ms`].
-pub(super) const QUIET: (Duration, u32) = (Duration::from_secs(60), 2);
+/// Without a turn for so long, steps of batch work take up to [`LONGER`] times [`Config::batch_step_ms`].
+pub(super) const QUIET: Duration = Duration::from_secs(60);
+const LONGER: u32 = 2;
 
 /// What composes steps.
 #[derive(Clone, Copy)]
@@ -212,7 +213,7 @@ impl Batching<'_> {
 
     /// What a step that is not in a hurry may take.
     fn batch_step(&self) -> Duration {
-        self.config.batch_step() * if self.quiet { QUIET.1 } else { 1 }
+        self.config.batch_step() * if self.quiet { LONGER } else { 1 }
     }
 
     fn width(&self, stage: Stage) -> usize {

@@ -590,7 +590,7 @@ impl Scheduler {
             table: &self.table,
             memory: &self.memory,
             critical: self.critical,
-            quiet: self.table.counts().0 == 0 && self.arrivals.none_for(now, batching::QUIET.0),
+            quiet: self.table.counts().0 == 0 && self.arrivals.none_for(now, batching::QUIET),
             spare: self.table.counts().1 > 0 && self.starvation.ran_within(now, self.config.slack_reserve()),
         }
     }

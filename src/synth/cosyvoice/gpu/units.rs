@@ -60,7 +60,8 @@ pub const ARCHITECTURES: [(&str, u32); 6] =
     [("sm_80", 163), ("sm_86", 99), ("sm_89", 99), ("sm_90a", 227), ("sm_100", 227), ("sm_120", 99)];
 
 /// Compiles every kernel that a load for `arch` compiles, with the sizes of `config`, in every type of operands that
-/// [`Precision`] has a name for; without optimising it, as only errors are asked for. Needs the run-time compiler but no device; `None` where that is missing.
+/// [`Precision`] has a name for; without optimising them, as only errors are asked for. Needs the run-time compiler but no
+/// device; `None` where that is missing.
 ///
 /// # Errors
 /// What does not compile.
