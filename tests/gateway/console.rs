@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use antiphon::agent::config::Agent;
-use antiphon::config::EngineKind;
 use antiphon::server::config::Token;
 use antiphon_loadgen::synthetic;
 use antiphon_loadgen::wav;
@@ -12,7 +11,7 @@ use serde_json::json;
 use super::browser::{self, Browser, axe, inspect, inspect_panels, keep, words};
 use super::chromium::Page;
 use super::hears::{TEXT, service};
-use super::support::{PATIENCE, Rig};
+use super::support::{PATIENCE, Rig, speak_with};
 use super::workers::{self, Worker};
 
 /// What a failed wait shows.
@@ -168,12 +167,8 @@ async fn a_voice_is_recorded_in_the_console_and_speaks() {
     std::fs::create_dir(&model).expect("a folder");
     super::voices::write_model(&model, super::voices::FITTING);
     let rig = Rig::with(|config| {
-        config.engine.kind = EngineKind::Cosyvoice3;
-        config.engine.model = Some(model);
+        speak_with(config, &model);
         config.engine.voices = voices;
-        config.engine.device = "cpu".into();
-        config.scheduler.first_audio_target_ms = 60_000;
-        config.scheduler.load_limit = 1.0;
         config.agent.insert("anna".into(), Agent { voice: Some("anna".into()), ..browser::patient() });
     })
     .await;

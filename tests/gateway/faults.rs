@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::full_disk::may_write;
 use super::program::{Serve, until};
-use super::support::{PATIENCE, Rig, hear_turn_at_last};
+use super::support::{self, PATIENCE, Rig, hear_turn_at_last};
 use super::voices::{FITTING, write_model};
 
 #[tokio::test]
@@ -67,14 +67,10 @@ async fn a_log_on_a_full_disk_stops_nothing_and_goes_on_with_room() {
     assert_eq!(program.terminate().await, Some(0));
 }
 
-/// The CPU speaks with that model, as late as it likes.
+/// The CPU speaks with that model and its only voice.
 fn speak_with(config: &mut antiphon::config::Config, model: &std::path::Path) {
-    config.engine.kind = antiphon::config::EngineKind::Cosyvoice3;
-    config.engine.model = Some(model.to_owned());
+    support::speak_with(config, model);
     config.engine.voice = Some("random".into());
-    config.engine.device = "cpu".into();
-    config.scheduler.first_audio_target_ms = 60_000;
-    config.scheduler.load_limit = 1.0;
 }
 
 /// As a copy does that is not careful: the same files, written anew from their beginning.

@@ -1,15 +1,16 @@
 //! A gateway of its own for each test, and what a caller of it says and hears.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use antiphon::app::App;
 use antiphon::app::engines::{self, Choice};
 use antiphon::call::CallHandle;
-use antiphon::config::Config;
+use antiphon::config::{Config, EngineKind};
 use antiphon::gateway::speaker::{Manner, Speaker};
 use antiphon::synth::device::Engine;
-use antiphon_loadgen::call::{Call, now};
+use antiphon_loadgen::call::{Call, CallError, now};
 use antiphon_loadgen::codec::Codec;
 use antiphon_loadgen::heard::{Clip, Heard};
 use antiphon_loadgen::listen::{self, Stall, StallCause};
@@ -68,9 +69,25 @@ impl Rig {
     }
 
     pub(crate) async fn telephone(&self, agent: &str, codec: Codec) -> Call {
+        self.dial(agent, codec).await.expect("the telephone call is answered")
+    }
+
+    /// As [`Rig::telephone`], by a caller who comes again while there is no room.
+    pub(crate) async fn telephone_at_last(&self, agent: &str, codec: Codec) -> Call {
+        let until = now() + PATIENCE;
+        loop {
+            match self.dial(agent, codec).await {
+                Err(CallError::Refused { code: 503, .. }) if now() < until => {}
+                answer => return answer.expect("the telephone call is answered"),
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    async fn dial(&self, agent: &str, codec: Codec) -> Result<Call, CallError> {
         let config = sip::Config { codecs: vec![codec], ..sip::Config::default() };
         let caller = sip::Caller::bind(config).await.expect("free ports");
-        caller.call(&format!("sip:{agent}@{}", self.sip_udp())).await.expect("the telephone call is answered")
+        caller.call(&format!("sip:{agent}@{}", self.sip_udp())).await
     }
 
     pub(crate) async fn browser(&self, agent: &str) -> Call {
@@ -156,6 +173,15 @@ impl Rig {
         }
         Clip { rate: antiphon::audio::RATE, pcm }
     }
+}
+
+/// The CPU speaks with the model in `model`, as late as it likes.
+pub(crate) fn speak_with(config: &mut Config, model: &Path) {
+    config.engine.kind = EngineKind::Cosyvoice3;
+    config.engine.model = Some(model.to_owned());
+    config.engine.device = "cpu".into();
+    config.scheduler.first_audio_target_ms = 60_000;
+    config.scheduler.load_limit = 1.0;
 }
 
 /// The defaults on free ports with what `change` changes, and the folder of its jobs.
