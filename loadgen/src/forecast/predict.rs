@@ -15,7 +15,7 @@
 //!   one H200 (41, 51, 63, 86 and 125 ms at 48, 100, 200, 300 and 400 calls of 3 s turns);
 //! - **capacity** or **memory**: streams that the gateway admits at once, and those that device memory has room for. A
 //!   turn holds one until its speech is computed, which may be long before it is heard; the gateway tells for how long.
-//!   What of that is computing takes longer as the device fills. Engset's formula for a fixed number of callers, Erlang's first for an open loop.
+//!   Turns that are computed without a rest hold theirs longer as the device fills. Engset's formula for a fixed number of callers, Erlang's first for an open loop.
 //!
 //! # Why
 //! - **Only light loads are used** (up to half the knee, never the knee itself): a prediction is made to be had
@@ -325,15 +325,16 @@ fn capacity(report: &Report, light: &Light<'_>, sustained: Option<f64>) -> Optio
     if occupied <= 0.0 {
         return None;
     }
-    // For how much of that the device computes. For the rest the turn is far enough ahead and waits for its listener, which
-    // takes as long on a full device as on an empty one.
+    // For how much of that the device computes. For the rest the turn is far enough ahead and waits for its listener: until he is
+    // near enough, however long the computing took. So only what turns compute that do not wait is longer on a full device,
+    // and their part of all computing is taken to be the computing's part of the time.
     let steps: f64 = light.used.iter().flat_map(|l| l.metrics.stage_seconds.values()).sum();
     let computes = if told > 0.0 && steps > 0.0 { (steps / told).min(1.0) } else { 1.0 };
     let full = sustained.filter(|_| light.speech > 0.0);
     let fits = |level: u64| {
         // A device that fills makes less at a time of each stream, which holds its part for longer.
         let used = full.map_or(0.0, |streams| (light.speech * level as f64 / streams).min(CROWDED));
-        let longer = 1.0 - computes + computes / (1.0 - used).sqrt();
+        let longer = 1.0 + computes.powi(2) * (1.0 / (1.0 - used).sqrt() - 1.0);
         let refused = match light.open {
             true => erlang_b(capacity, light.turns * held * longer * level as f64),
             false => engset(capacity, level, (occupied * longer).min(1.0)),
