@@ -82,17 +82,22 @@ impl Rig {
         self.speak_without(slots, None, before)
     }
 
-    /// As [`Self::speak`], but `left` is not asked for its stage and those after it: what is left to the others when
-    /// it fails there. They keep each other company as they do then, on which their last bits depend.
-    fn speak_without(&mut self, slots: &[(Slot, f32)], left: Option<(Slot, Stage)>, before: Before<'_>) -> Vec<Spoken> {
+    /// As [`Self::speak`], but `left` is not asked from that call of its stage on: what is left to the others when it
+    /// fails before. They keep each other company as they do then, on which their last bits depend.
+    fn speak_without(
+        &mut self,
+        slots: &[(Slot, f32)],
+        left: Option<(Slot, Stage, usize)>,
+        before: Before<'_>,
+    ) -> Vec<Spoken> {
         for &(slot, speed) in slots {
             self.open(slot, speed);
         }
         let all: Vec<Slot> = slots.iter().map(|s| s.0).collect();
         let mut spoken = vec![Spoken::default(); all.len()];
         let at = |slot: Slot| all.iter().position(|s| *s == slot).expect("one of ours");
-        let alive = |spoken: &[Spoken], stage: Stage| -> Vec<Slot> {
-            let stays = |slot: Slot| left.is_none_or(|(gone, from)| slot != gone || stage < from);
+        let alive = |spoken: &[Spoken], stage: Stage, call: usize| -> Vec<Slot> {
+            let stays = |slot: Slot| left.is_none_or(|(gone, from, at)| slot != gone || (stage, call) < (from, at));
             let going = all.iter().zip(spoken).filter(|(slot, s)| s.failed.is_none() && stays(**slot));
             going.map(|(slot, _)| *slot).collect()
         };
@@ -100,21 +105,21 @@ impl Rig {
         for call in 0..TOKENS as usize / 16 {
             before(&mut self.backend, Stage::Decode, call);
             let mut out = Vec::new();
-            self.backend.decode(&alive(&spoken, Stage::Decode), 16, &mut out).expect("decode");
+            self.backend.decode(&alive(&spoken, Stage::Decode, call), 16, &mut out).expect("decode");
             for d in out {
                 let s = &mut spoken[at(d.slot)];
                 s.tokens.extend(d.tokens);
                 s.failed = d.failed.map(|e| e.to_string());
             }
         }
-        for slot in alive(&spoken, Stage::Flow) {
+        for slot in alive(&spoken, Stage::Flow, 0) {
             let tokens = spoken[at(slot)].tokens.clone();
             self.backend.flow_push(slot, &tokens, true).expect("whole utterances");
         }
         for call in 0.. {
             before(&mut self.backend, Stage::Flow, call);
             let mut out = Vec::new();
-            self.backend.flow(&alive(&spoken, Stage::Flow), 3, &mut out).expect("flow");
+            self.backend.flow(&alive(&spoken, Stage::Flow, call), 3, &mut out).expect("flow");
             let pending = out.iter().any(|f| f.failed.is_none() && f.pending > 0);
             out.into_iter().for_each(|f| spoken[at(f.slot)].failed = f.failed.map(|e| e.to_string()));
             if !pending {
@@ -124,7 +129,7 @@ impl Rig {
         for call in 0.. {
             before(&mut self.backend, Stage::Vocode, call);
             let mut out = Vec::new();
-            self.backend.vocode(&alive(&spoken, Stage::Vocode), &mut out).expect("vocode");
+            self.backend.vocode(&alive(&spoken, Stage::Vocode, call), &mut out).expect("vocode");
             let more = out.iter().any(|v| v.failed.is_none() && !v.done);
             for v in out {
                 let s = &mut spoken[at(v.slot)];
@@ -161,21 +166,26 @@ fn a_poisoned_row_ends_alone_and_leaves_nothing_behind() {
     let victim = 3;
     for stage in [Stage::Decode, Stage::Flow, Stage::Vocode] {
         let mut reached = false;
+        // The vocoder has no history before its first call: what it is given last is poisoned instead.
+        let call_of = if stage == Stage::Vocode { 0 } else { 1 };
         let spoken = rig.speak(&eight(), &mut |backend, at, call| {
-            // The vocoder has no history before its first call: what it is given last is poisoned instead.
-            let call_of = if stage == Stage::Vocode { 0 } else { 1 };
             if at == stage && call == call_of {
                 backend.inject(Fault::NotANumber(Slot(victim), stage)).expect("injected");
                 reached = true;
             }
         });
         assert!(reached);
-        for (n, (spoken, clean)) in spoken.iter().zip(&clean).enumerate() {
+        // Seven utterances may run in another width than eight, whose sums differ: what counts is that they are as where nothing
+        // was poisoned and the eighth left when it did.
+        let left = Some((Slot(victim), stage, call_of + 1));
+        let without = rig.speak_without(&eight(), left, &mut |_, _, _| {});
+        for (n, (spoken, without)) in spoken.iter().zip(&without).enumerate() {
             if n == victim as usize {
                 let reason = spoken.failed.as_deref().unwrap_or_else(|| panic!("{stage:?}: it went on"));
                 assert!(reason.contains("not a number") || reason.contains("not numbers"), "{stage:?}: {reason}");
             } else {
-                assert_eq!(spoken, clean, "{stage:?}: slot {n}");
+                assert_eq!(spoken, without, "{stage:?}: slot {n}");
+                spoken.is_like(&clean[n]);
             }
         }
         assert_eq!(rig.backend.memory(), memory, "{stage:?}");
@@ -198,7 +208,7 @@ fn a_failed_allocation_ends_one_utterance_and_memory_returns() {
         }
     });
     assert!(spoken[1].failed.as_deref().is_some_and(|r| r.contains("not enough device memory")), "{:?}", spoken[1]);
-    let without = one.speak_without(&slots, Some((Slot(1), Stage::Vocode)), &mut |_, _, _| {});
+    let without = one.speak_without(&slots, Some((Slot(1), Stage::Vocode, 0)), &mut |_, _, _| {});
     for n in [0, 2] {
         assert_eq!(spoken[n], without[n]);
         without[n].is_like(&clean[n]);
@@ -217,7 +227,7 @@ fn a_failed_allocation_ends_one_utterance_and_memory_returns() {
         }
     });
     assert!(spoken[0].failed.as_deref().is_some_and(|r| r.contains("not enough device memory")), "{:?}", spoken[0]);
-    let without = two.speak_without(&slots, Some((Slot(0), Stage::Flow)), &mut |_, _, _| {});
+    let without = two.speak_without(&slots, Some((Slot(0), Stage::Flow, 0)), &mut |_, _, _| {});
     assert_eq!(spoken[1], without[1]);
     without[1].is_like(&clean[1]);
     assert_eq!(two.backend.memory(), memory);

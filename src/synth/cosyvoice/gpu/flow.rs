@@ -3,29 +3,37 @@
 //! Owns weights, folded modulation, scratch and graphs. Whose chunk is run, and where its state lies, comes with
 //! every call as [`ChunkArgs`]; what an utterance keeps is the caller's ([`super::slots`]).
 //!
-//! [`load`] makes the model, [`linear`] chooses how its GEMMs run.
+//! [`load`] makes the model, [`linear`] chooses how its GEMMs run, [`attend`] how it attends,
+//! [`position`] has the convolutions before the first block.
 
+mod attend;
 mod linear;
 pub(super) mod load;
+mod position;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use self::attend::{Attention, Launch};
 use self::linear::{Kind, Linear, Linears};
+use self::position::{NARROW_TILE, Positions};
 use super::device::{Buf, Device, Elt, GpuError, Graph, Kernel, Staging, start};
-use super::gemm::{Act, Conv, Tile};
+use super::gemm::{Conv, Tile};
 use super::mirror::mirrored;
 use super::weights::{Packed, padded};
 use crate::synth::cosyvoice::config::{CONV_POS_KERNEL, DEFAULT_LEAKY_SLOPE, FlowConfig, LAYER_NORM_EPS};
 
-/// Widths in chunks that a graph is recorded for.
-pub(super) const WIDTHS: [usize; 13] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 64];
+/// Widths in chunks that a graph is recorded for. Of 28, 42 and 63 the GEMMs' blocks fill the 132 multiprocessors of an H100 and
+/// H200 evenly: 64 take 8 % longer than 63.
+pub(super) const WIDTHS: [usize; 17] = [1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 36, 42, 48, 56, 63];
 /// Most chunks of one step.
 pub(super) const WIDTH: usize = WIDTHS[WIDTHS.len() - 1];
 /// Chunks of a round up to which blocks of one utterance run side by side: a wider round costs in proportion.
-pub(super) const PAYS: usize = 32;
+pub(super) const PAYS: usize = 28;
 /// Blocks that one utterance may have, prompt included.
 pub(super) const PAGES: usize = 64;
+/// Chunks that there is room for in one step: a full solve has every block of an utterance in one.
+const ROOM: usize = if PAGES > WIDTH { PAGES } else { WIDTH };
 /// Kernel of the second pre-lookahead convolution, which looks back.
 const BACK: usize = 3;
 /// Positions of a block of each pre-lookahead kernel, and outputs of the second; as in flow.cu.
@@ -33,53 +41,8 @@ const HIDDEN_ROWS: usize = 9;
 const HIDDEN_PARTS: usize = 4;
 const START_ROWS: usize = 5;
 const START_OUTPUTS: usize = 8;
-/// Queries of a row, a whole number of sixteens, as in attend.cu.
-const QUERIES: usize = 64;
-
-/// An attention kernel of attend.cu.
-struct Attend {
-    name: &'static str,
-    /// Warps of a block that have sixteen queries each.
-    warps: usize,
-    /// Groups of as many warps, which share a row's keys.
-    groups: usize,
-    /// Keys of a tile.
-    tile: usize,
-}
-
-/// From those for many blocks, with few warps each, to those for few blocks.
-const ATTEND: [Attend; 5] = [
-    Attend { name: "flow_attend_4x1", warps: 4, groups: 1, tile: 32 },
-    Attend { name: "flow_attend_4x2", warps: 4, groups: 2, tile: 32 },
-    Attend { name: "flow_attend_4x4", warps: 4, groups: 4, tile: 64 },
-    Attend { name: "flow_attend_2x4", warps: 2, groups: 4, tile: 64 },
-    Attend { name: "flow_attend_1x8", warps: 1, groups: 8, tile: 32 },
-];
-
-impl Attend {
-    /// Dynamic shared memory: queries, the chunk's own keys and values, then two tiles of keys and of values a group, and of
-    /// 8 bit ones two scales for each key.
-    fn shared(&self, head_dim: usize, int8: bool) -> u32 {
-        let keys = self.groups * self.tile;
-        ((16 * self.warps + 2 * QUERIES + 4 * keys) * head_dim * 2 + usize::from(int8) * 16 * keys) as u32
-    }
-
-    /// Blocks that share the queries of a row.
-    fn blocks(&self) -> usize {
-        QUERIES / (16 * self.warps)
-    }
-}
-
-/// Dynamic shared memory that attention may take.
-const ATTEND_SHARED: u32 = 200 << 10;
-/// What it has besides: where the pages lie.
-const ATTEND_STATIC: u32 = (PAGES * 8) as u32;
-/// Block shape of the position convolutions: one block has a whole sequence and a whole group of channels, because it
-/// writes the history that it reads, and nothing orders it and another.
-const POSITION_TILE: Tile = Tile::N64T64;
-/// What narrow steps take in its place, so that groups of warps share the sums: the histories are then written afterwards.
-const NARROW_TILE: Tile = Tile::N64T32;
-
+/// Dynamic shared memory that a kernel may take.
+const MOST_SHARED: u32 = 200 << 10;
 /// `Chunk` of flow.cu.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -123,8 +86,7 @@ struct Kernels {
     norm: Kernel,
     norm_shares: Kernel,
     euler: Kernel,
-    /// As [`ATTEND`]; in single precision all the same.
-    attend: [Kernel; ATTEND.len()],
+    attention: Attention,
     append: Kernel,
     neighbours: Kernel,
     keep: Kernel,
@@ -133,7 +95,6 @@ struct Kernels {
 /// Weights of the transformer and what is folded beforehand.
 struct Weights {
     input: Packed,
-    positions: [Packed; 2],
     blocks: Vec<Block>,
     out: Packed,
     modulation: Buf,
@@ -187,6 +148,7 @@ pub(super) struct Flow {
     ratio: usize,
     linears: Linears,
     kernels: Kernels,
+    positions: Positions,
     weights: Weights,
     front: Front,
     scratch: Scratch,
@@ -260,7 +222,7 @@ impl Flow {
     /// Starts `rounds` as [`Self::run`] does. Nothing else may be started here before they have ended and
     /// [`Self::flags`] were read.
     pub(super) fn start(&mut self, rounds: &[Vec<ChunkRun>]) -> Result<(), GpuError> {
-        self.device.fill_zero(self.staged.bad.dev.ptr, WIDTH * 4)?;
+        self.device.fill_zero(self.staged.bad.dev.ptr, ROOM * 4)?;
         let mut used = 0usize;
         for (n, round) in rounds.iter().enumerate() {
             let Some(width) = WIDTHS.into_iter().find(|&w| w >= round.len()) else {
@@ -282,7 +244,7 @@ impl Flow {
                 None => self.step(width, false)?,
             }
         }
-        self.staged.bad.fetch(WIDTH * 4)
+        self.staged.bad.fetch(ROOM * 4)
     }
 
     /// Which chunks of the rounds that have ended are no longer finite, by flag.
@@ -293,7 +255,7 @@ impl Flow {
     /// One Euler step of a whole utterance whose blocks see each other fully; `blocks` in order. They are given
     /// tokens at the first step. Returns whether a value is no longer finite.
     pub(super) fn run_whole(&mut self, blocks: &[ChunkRun]) -> Result<bool, GpuError> {
-        self.device.fill_zero(self.staged.bad.dev.ptr, WIDTH * 4)?;
+        self.device.fill_zero(self.staged.bad.dev.ptr, ROOM * 4)?;
         let starters: Vec<&ChunkRun> = blocks.iter().filter(|r| r.tokens.is_some()).collect();
         if !starters.is_empty() {
             self.begin(&starters, 0)?;
@@ -306,7 +268,7 @@ impl Flow {
         self.device.copy(self.staged.current.ptr, self.staged.chunks[0].dev.ptr, bytes)?;
         self.prepare(blocks.len())?;
         self.step(blocks.len(), true)?;
-        self.staged.bad.fetch(WIDTH * 4)?;
+        self.staged.bad.fetch(ROOM * 4)?;
         self.device.sync()?;
         Ok(self.flags().contains(&true))
     }
@@ -365,39 +327,9 @@ impl Flow {
             chunks, s.input.ptr, s.hist.ptr, f.spk_dim as i32, halo, ldx)?;
         let base = Conv { rows: rows as i32, scale: 1.0, ..Conv::default() };
         let first = Conv { x: s.input.ptr, ldx, out: s.h0.ptr, oute: s.h0e.ptr, ldo: dim, lde: dim, ..base };
-        let narrow = !whole && self.is_narrow(width);
-        let (plain, tile, tiles, blocks) = match narrow {
-            true => (NARROW_TILE, NARROW_TILE, &s.narrow_tiles, 2 * width * f.block.div_ceil(NARROW_TILE.shape().1)),
-            false => (Tile::N64T64, POSITION_TILE, &s.tiles, 2 * width),
-        };
+        let plain = if !whole && self.is_narrow(width) { NARROW_TILE } else { Tile::N64T64 };
         self.linears.gemm.conv(&self.weights.input, plain, 0, first)?;
-        let position = Conv {
-            tiles: tiles.ptr,
-            hist_in: s.hist.ptr,
-            hist_out: if whole || narrow { 0 } else { s.hist.ptr },
-            ldx: dim,
-            ldo: dim,
-            lde: dim,
-            act: Act::Mish,
-            ..base
-        };
-        let neighbours = |x: u64, off: i64| match whole {
-            true => {
-                start!(self.device, k.neighbours, (halo as u32, 2 * width as u32, 1), 128, 0; x, s.hist.ptr, off, halo)
-            }
-            false => Ok(()),
-        };
-        neighbours(s.h0e.ptr, 0)?;
-        let one = Conv { x: s.h0e.ptr, oute: s.c1.ptr, ..position };
-        self.linears.gemm.conv(&self.weights.positions[0], tile, blocks, one)?;
-        let off = i64::from(halo) * i64::from(dim);
-        neighbours(s.c1.ptr, off)?;
-        let two = Conv { x: s.c1.ptr, post: s.h0.ptr, out: s.h.ptr, hist_off: off, ..position };
-        self.linears.gemm.conv(&self.weights.positions[1], tile, blocks, two)?;
-        if narrow {
-            start!(self.device, k.keep, (halo as u32, 2 * width as u32, 2), 128, 0;
-                s.h0e.ptr, s.c1.ptr, s.hist.ptr, off, halo)?;
-        }
+        self.convolve(width, whole)?;
 
         let norms = self.norms(rows);
         for (n, block) in self.weights.blocks.iter().enumerate() {
@@ -408,12 +340,12 @@ impl Flow {
                 Some(b) => norms.run(Some(&b.down), self.linears.shares(&b.down, rows), [at - 1, at, at + 1])?,
             }
             self.linears.run(&block.qkv, rows, s.a.ptr, s.qkv.ptr, false)?;
-            let (attend, grid, threads, shared) = self.attend(width);
+            let Launch { kernel, grid, threads, shared } = k.attention.launch(width, whole);
             if whole {
                 let grid = (f.heads as u32, 2 * width as u32, 1);
                 start!(self.device, k.append, grid, 128, 0; chunks, s.qkv.ptr, self.weights.rope.ptr, n as i32)?;
             }
-            start!(self.device, attend, grid, threads, shared;
+            start!(self.device, kernel, grid, threads, shared;
                 chunks, s.qkv.ptr, s.a.ptr, self.weights.rope.ptr, n as i32, i32::from(!whole))?;
             debug_assert_eq!(block.out.k, inner);
             self.linears.run(&block.out, rows, s.a.ptr, s.heard.ptr, false)?;
@@ -447,35 +379,6 @@ impl Flow {
             elt: self.linears.gemm.elt,
             rows,
         }
-    }
-
-    /// Whether `width` chunks leave so many multiprocessors idle that smaller blocks are faster: their sums may differ.
-    fn is_narrow(&self, width: usize) -> bool {
-        let (f, (outputs, positions)) = (&self.config, NARROW_TILE.shape());
-        let blocks = 2 * width * f.block.div_ceil(positions) * f.dim.div_ceil(outputs);
-        let kept = f.block >= CONV_POS_KERNEL - 1;
-        let plain = self.linears.gemm.elt == Elt::F32 || self.device.invariant;
-        kept && !plain && blocks <= 2 * self.device.multiprocessors
-    }
-
-    /// The attention kernel for so many chunks, its grid, threads and shared memory.
-    fn attend(&self, width: usize) -> (Kernel, (u32, u32, u32), u32, u32) {
-        let f = &self.config;
-        let (heads, rows) = (f.heads as u32, 2 * width as u32);
-        if self.linears.gemm.elt == Elt::F32 {
-            return (self.kernels.attend[0], (heads, rows, 1), 256, 0);
-        }
-        // More groups of warps, then fewer queries a block, while there is a multiprocessor for every block; as many
-        // as a block has room for.
-        let (blocks, at_once) = (2 * width * f.heads, self.device.multiprocessors);
-        let wanted = [2 * at_once, at_once, at_once / 2, at_once / 4].iter().filter(|&&most| blocks <= most).count();
-        let wanted = if self.device.invariant { 0 } else { wanted };
-        let shared = |which: usize| ATTEND[which].shared(f.head_dim, self.device.int8_keys);
-        let fits = |which: &usize| shared(*which) + ATTEND_STATIC <= self.device.shared;
-        let which = (0..=wanted).rev().find(fits).unwrap_or(0);
-        let cut = &ATTEND[which];
-        let grid = (heads, rows, cut.blocks() as u32);
-        (self.kernels.attend[which], grid, (32 * cut.warps * cut.groups) as u32, shared(which))
     }
 
     /// Makes plans and graphs for steps of up to `most` utterances, which may have several blocks in a step.
@@ -577,5 +480,6 @@ pub(super) fn defines(f: &FlowConfig, int8: bool) -> Vec<(&'static str, i64)> {
         ("BLOCK", f.block as i64),
         ("LAYERS", f.depth as i64),
         ("STEPS", f.steps as i64),
+        ("POSITION_TAPS", CONV_POS_KERNEL as i64),
     ]
 }

@@ -39,6 +39,8 @@ pub(super) static FLOW: Source = Source {
         HOPPER,
         include_str!("kernels/flow.cu"),
         include_str!("kernels/attend.cu"),
+        include_str!("kernels/attend_wide.cu"),
+        include_str!("kernels/position.cu"),
         include_str!("kernels/skinny.cu"),
         include_str!("kernels/narrow.cu"),
     ],

@@ -2,32 +2,33 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::super::device::{Buf, Elt, GpuError, Module, Staging};
+use super::super::device::{Buf, Device, Elt, GpuError, Module, Staging};
 use super::super::gemm::Gemm;
 use super::super::lt::Lt;
 use super::super::slabs::PARTS;
 use super::super::units;
-use super::super::weights::{Packed, Packer, Piece, Source, padded};
+use super::super::weights::{Packer, Source, padded};
+use super::attend::{self, Attention, QUERIES};
 use super::linear::{Linear, Linears, PARTS as SHARES, SKINNY_ROWS, narrow_kernels};
+use super::position::{NARROW_TILE, Positions, TILE};
 use super::{
-    ATTEND, ATTEND_SHARED, ATTEND_STATIC, BACK, Block, ChunkArgs, Flow, Front, Kernels, NARROW_TILE, POSITION_TILE,
-    QUERIES, Scratch, Staged, WIDTH, Weights, defines, head_bytes,
+    BACK, Block, ChunkArgs, Flow, Front, Kernels, MOST_SHARED, ROOM, Scratch, Staged, Weights, defines, head_bytes,
 };
 use crate::synth::cosyvoice::checkpoint::Part;
 use crate::synth::cosyvoice::config::{CONV_POS_GROUPS, CONV_POS_KERNEL, Config, FlowConfig, TIME_EMBED};
 use crate::synth::cosyvoice::noise;
 
-const ROOT: &str = "decoder.estimator";
+pub(super) const ROOT: &str = "decoder.estimator";
 
 /// Whether the kernels run a flow of these sizes where a block has `shared` bytes; `int8`: with keys and values in 8 bits.
 pub(in super::super) fn check(config: &Config, shared: u32, int8: bool) -> Result<(), GpuError> {
     let f = &config.flow;
     let dim = f.dim;
-    let (outputs, positions) = POSITION_TILE.shape();
+    let (outputs, positions) = TILE.shape();
     let inner = f.inner();
     let fits = f.head_dim.is_multiple_of(16)
         && (f.head_dim / 8).is_power_of_two()
-        && ATTEND[0].shared(f.head_dim, int8) + ATTEND_STATIC <= shared
+        && attend::fits(f.head_dim, shared, int8)
         && f.head_dim <= 128
         && f.block <= positions.min(QUERIES)
         && dim.is_multiple_of(64)
@@ -84,15 +85,6 @@ fn weights(packer: &Packer, source: &dyn Source, config: &Config) -> Result<Weig
     let blocks = (0..f.depth).map(|n| block(packer, source, f, n)).collect::<Result<Vec<_>, _>>()?;
     let (w, b) = pair(source, &format!("{ROOT}.input_embed.proj"), dim, f.dit_in())?;
     let input = packer.whole(&w, dim, f.dit_in(), 1, Some(&b))?;
-    let position = |n: usize| -> Result<Packed, GpuError> {
-        let name = format!("{ROOT}.input_embed.conv_pos_embed.conv{n}.0");
-        let cin = dim / CONV_POS_GROUPS;
-        let w = get(&format!("{name}.weight"), &[dim, cin, CONV_POS_KERNEL])?;
-        let b = get(&format!("{name}.bias"), &[dim])?;
-        let piece = [Piece { values: &w, n: dim, mul: 1, off: 0 }];
-        packer.pack_groups(&piece, dim, cin, CONV_POS_KERNEL, CONV_POS_GROUPS, Some(&b), None)
-    };
-    let positions = [position(1)?, position(2)?];
     let (w, b) = pair(source, &format!("{ROOT}.proj_out"), f.mel, dim)?;
     let out = packer.whole(&w, f.mel, dim, 1, Some(&b))?;
 
@@ -102,7 +94,6 @@ fn weights(packer: &Packer, source: &dyn Source, config: &Config) -> Result<Weig
     let rope = rope_table(&get(&format!("{ROOT}.rotary_embed.inv_freq"), &[f.head_dim / 2])?, noise_frames + f.block);
     Ok(Weights {
         input,
-        positions,
         blocks,
         out,
         modulation,
@@ -156,22 +147,14 @@ fn front(packer: &Packer, source: &dyn Source, config: &Config) -> Result<Front,
     })
 }
 
-fn kernels(module: &Module, elt: Elt) -> Result<Kernels, GpuError> {
+fn kernels(device: &Device, module: &Module, elt: Elt, f: &FlowConfig) -> Result<Kernels, GpuError> {
     Ok(Kernels {
-        hidden: module.kernel("flow_hidden", ATTEND_SHARED)?,
-        start: module.kernel("flow_start", ATTEND_SHARED)?,
+        hidden: module.kernel("flow_hidden", MOST_SHARED)?,
+        start: module.kernel("flow_start", MOST_SHARED)?,
         input: module.kernel("flow_input", 0)?,
         norm: module.kernel("flow_norm", 0)?,
         euler: module.kernel("flow_euler", 0)?,
-        attend: if elt == Elt::F32 {
-            [module.kernel("flow_attend", 0)?; 5]
-        } else {
-            let mut all = [module.kernel(ATTEND[0].name, ATTEND_SHARED)?; 5];
-            for (to, cut) in all.iter_mut().zip(&ATTEND) {
-                *to = module.kernel(cut.name, ATTEND_SHARED)?;
-            }
-            all
-        },
+        attention: Attention::load(device, module, elt, f)?,
         norm_shares: module.kernel("flow_norm_shares", 0)?,
         append: module.kernel("flow_append", 0)?,
         neighbours: module.kernel("flow_neighbours", 0)?,
@@ -182,17 +165,17 @@ fn kernels(module: &Module, elt: Elt) -> Result<Kernels, GpuError> {
 fn scratch(packer: &Packer, config: &Config) -> Result<Scratch, GpuError> {
     let (f, device, size) = (&config.flow, &packer.device, packer.elt.size());
     let (dim, inner, ff, ch) = (f.dim, f.inner(), f.ff(), f.lookahead_channels);
-    let rows = WIDTH * 2 * f.block;
+    let rows = ROOM * 2 * f.block;
     let act = |width: usize, bytes: usize| device.zeros("activations", rows * width * bytes);
     let tiles = |positions: usize| -> Vec<[i32; 4]> {
         let of = |r: usize, first: usize| [r as i32, first as i32, (r * f.block) as i32, f.block as i32];
         let row = |r| (0..f.block).step_by(positions).map(move |first| of(r, first));
-        (0..WIDTH * 2).flat_map(row).collect()
+        (0..ROOM * 2).flat_map(row).collect()
     };
     Ok(Scratch {
         input: act(padded(f.dit_in()), size)?,
-        hist: device.zeros("activations", WIDTH * 2 * 8)?,
-        tiles: device.upload("tiles", &tiles(POSITION_TILE.shape().1))?,
+        hist: device.zeros("activations", ROOM * 2 * 8)?,
+        tiles: device.upload("tiles", &tiles(TILE.shape().1))?,
         narrow_tiles: device.upload("tiles", &tiles(NARROW_TILE.shape().1))?,
         h0: act(dim, 4)?,
         h0e: act(dim, size)?,
@@ -203,7 +186,7 @@ fn scratch(packer: &Packer, config: &Config) -> Result<Scratch, GpuError> {
         heard: act(dim.max(inner), size)?,
         ff: act(ff, size)?,
         v: act(padded(f.mel), 4)?,
-        hidden: device.zeros("activations", WIDTH * (f.block / config.token_mel_ratio + 2) * ch * 4)?,
+        hidden: device.zeros("activations", ROOM * (f.block / config.token_mel_ratio + 2) * ch * 4)?,
     })
 }
 
@@ -217,7 +200,7 @@ impl Flow {
             Elt::F32 => Vec::new(),
             _ => ["flow_skinny_16", "flow_skinny_32", "flow_skinny_48"]
                 .into_iter()
-                .map(|name| module.kernel(name, ATTEND_SHARED))
+                .map(|name| module.kernel(name, MOST_SHARED))
                 .collect::<Result<_, _>>()?,
         };
         let narrow = narrow_kernels(device, &module, elt, f.block)?;
@@ -225,8 +208,8 @@ impl Flow {
         let x_offset = f.steps * f.depth * 4 * f.heads * head_bytes(f, elt, device.int8_keys);
         let hist_bytes = f.steps * 2 * 2 * (CONV_POS_KERNEL - 1) * f.dim * elt.size();
         let per_row = f.block / config.token_mel_ratio + 2 + f.lookahead;
-        let chunk_bytes = WIDTH * size_of::<ChunkArgs>();
-        let tokens_bytes = f.steps * WIDTH * (per_row + size_of::<ChunkArgs>()) * 4;
+        let chunk_bytes = ROOM * size_of::<ChunkArgs>();
+        let tokens_bytes = f.steps * ROOM * (per_row + size_of::<ChunkArgs>()) * 4;
         Ok(Self {
             device: device.clone(),
             config: f.clone(),
@@ -241,7 +224,8 @@ impl Flow {
                 block: f.block,
                 parts: device.zeros("activations", parts * SHARES * SKINNY_ROWS * f.dim * 4)?,
             },
-            kernels: kernels(&module, elt)?,
+            kernels: kernels(device, &module, elt, f)?,
+            positions: Positions::load(packer, source, f, &module)?,
             weights: weights(packer, source, config)?,
             front: front(packer, source, config)?,
             scratch: scratch(packer, config)?,
@@ -249,7 +233,7 @@ impl Flow {
                 chunks: (0..f.steps).map(|_| Staging::new(device, "chunks", chunk_bytes)).collect::<Result<_, _>>()?,
                 current: device.zeros("chunks", chunk_bytes)?,
                 tokens: Staging::new(device, "chunk tokens", tokens_bytes)?,
-                bad: Staging::new(device, "flags", WIDTH * 4)?,
+                bad: Staging::new(device, "flags", ROOM * 4)?,
                 spare_hist: device.zeros("histories", hist_bytes)?,
             },
             graphs: BTreeMap::new(),

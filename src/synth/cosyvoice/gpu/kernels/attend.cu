@@ -145,7 +145,7 @@ template <int MW, int G, int TILE> DEV void attend(ATTEND_ARGS) {
                 const int q = tid % CPR, j = key0 + t * TILE + r;
                 const bool ok = j < limit;
                 const int at = ok ? j : key0, pg = at / BLOCK;
-                const u64 k = page_s[pg] + ((at - pg * BLOCK) * HD + q * 8) * 2;
+                const u64 k = page_s[pg] + kv_piece(at - pg * BLOCK, q);
                 cp16(ring + stage * 2 * BYTES + swz(r, q), (const void*)k, ok);
                 cp16(ring + (stage * 2 + 1) * BYTES + swz(r, q), (const void*)(k + VOFF), ok);
             }
@@ -197,7 +197,7 @@ template <int MW, int G, int TILE> DEV void attend(ATTEND_ARGS) {
 #if INT8
             if (append && f < BLOCK && blockIdx.z == 0) store_int8(page + (n - 1) * VOFF, f, q, v[i][n]);
 #else
-            if (append && f < BLOCK && blockIdx.z == 0) *(uint4*)(page + (n - 1) * VOFF + (f * HD + q * 8) * 2) = v[i][n];
+            if (append && f < BLOCK && blockIdx.z == 0) *(uint4*)(page + (n - 1) * VOFF + kv_piece(f, q)) = v[i][n];
 #endif
         }
     }

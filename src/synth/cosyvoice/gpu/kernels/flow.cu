@@ -4,8 +4,8 @@
 // row 0 guided and row 1 not. Its keys and values, and its x and mu, live in slabs that the utterance keeps;
 // what came before is reached through the utterance's list of them.
 //
-// HD: head width; HEADS; DIM: residual width; MEL; BLOCK: frames of a block; LAYERS; STEPS: Euler steps; INT8: whether
-// keys and values are kept in 8 bits.
+// HD: head width; HEADS; DIM: residual width; MEL; BLOCK: frames of a block; LAYERS; STEPS: Euler steps; POSITION_TAPS: of
+// the position convolutions; INT8: whether keys and values are kept in 8 bits.
 #ifndef HD
 #define HD 64
 #define HEADS 16
@@ -14,6 +14,7 @@
 #define BLOCK 50
 #define LAYERS 22
 #define STEPS 10
+#define POSITION_TAPS 31
 #define INT8 0
 #define CIN 320
 #endif
@@ -41,6 +42,12 @@ DEV i64 kv_offset(int step, int layer, int row, int v, int head) {
 }
 #define X_OFFSET ((i64)STEPS * LAYERS * 4 * HEADS * HEAD_BYTES)
 #define MU_OFFSET (X_OFFSET + (i64)BLOCK * MEL * 4)
+#if ELT != 0 && !INT8
+#define KV_PIECES
+// Where piece q of sixteen bytes of frame f lies in a head's keys or values, in bytes: pieces change places with the frame, so
+// that a block of them is one copy to where warpgroup MMAs take it from.
+DEV int kv_piece(int f, int q) { return f * HD * 2 + ((q ^ (f & (HD / 8 - 1))) << 4); }
+#endif
 DEV float* chunk_x(const Chunk& c) { return (float*)(c.own + X_OFFSET); }
 DEV float* chunk_mu(const Chunk& c) { return (float*)(c.own + MU_OFFSET); }
 
@@ -362,21 +369,18 @@ DEV void append_kv(const Chunk& c, const elt* qkv, i64 row0, int layer, int g, i
         store_int8(keys, f, q, k);
         store_int8(values, f, q, *(const uint4*)(src + INNER));
     }
-#else
-    elt *kd = (elt*)keys, *vd = (elt*)values;
-#if ELT != 0
-    if (head != 0) {
+#elif ELT != 0
 #pragma unroll 4
-        for (int i = tid; i < BLOCK * (HD / 8); i += threads) {
-            int f = i / (HD / 8), q = i % (HD / 8);
-            const elt* src = qkv + (row0 + f) * 3 * INNER + INNER + head * HD + q * 8;
-            uint4 k = *(const uint4*)src, v = *(const uint4*)(src + INNER);
-            *(uint4*)(kd + f * HD + q * 8) = k;
-            *(uint4*)(vd + f * HD + q * 8) = v;
-        }
-        return;
+    for (int i = tid; i < BLOCK * (HD / 8); i += threads) {
+        const int f = i / (HD / 8), q = i % (HD / 8);
+        const elt* src = qkv + (row0 + f) * 3 * INNER + INNER + head * HD + q * 8;
+        uint4 k = *(const uint4*)src;
+        if (head == 0) k = rotate_eight(k, rope + (i64)(c.frame0 + f) * (HD / 2) + q * 4);
+        *(uint4*)(keys + kv_piece(f, q)) = k;
+        *(uint4*)(values + kv_piece(f, q)) = *(const uint4*)(src + INNER);
     }
-#endif
+#else
+    float *kd = (float*)keys, *vd = (float*)values;
     for (int i = tid; i < BLOCK * (HD / 2); i += threads) {
         int f = i / (HD / 2), j = i % (HD / 2);
         const elt* src = qkv + (row0 + f) * 3 * INNER + INNER + head * HD + 2 * j;

@@ -32,7 +32,8 @@ DEV float4 peer_load4(u32 addr) {
 }
 DEV void group_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEV void group_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-DEV void group_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+// All but the last so many groups have ended.
+template <int LEFT = 0> DEV void group_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
 #if ELT == 1
 #define GROUP_TYPES "f32.bf16.bf16"
 #else
@@ -63,6 +64,13 @@ template <int N> DEV void group_mma(float* c, u64 a, u64 b, bool add) {
             "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,"
             "%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, p, 1, 1, 0, 0;}"
             : F16(c, 0), F16(c, 16), F16(c, 32), F16(c, 48) : "l"(a), "l"(b), "r"((int)add));
+}
+// The same of 64 x 64 with a in registers: of each warp sixteen rows, as an operand of `mma`. TURNED: b describes inputs by outputs.
+template <int TURNED> DEV void group_mma_rows(float* c, uint4 a, u64 b, bool add) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16." GROUP_TYPES " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, p, 1, 1, %38;}"
+        : F16(c, 0), F16(c, 16) : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"((int)add), "n"(TURNED));
 }
 // clang-format on
 #endif
