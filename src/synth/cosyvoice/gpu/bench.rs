@@ -425,7 +425,8 @@ impl Bench<'_> {
                 }
             }
             held.iter_mut().for_each(|(_, s)| s.free(&mut self.acoustic.solver.slabs));
-            let rows = (2 * block * width) as f64;
+            // One row of a chunk's first step is not run.
+            let rows = ((2 * steps - 1) * block * width) as f64 / steps as f64;
             let seen = ((before + 1) * block) as f64;
             let flops = rows * (2.0 * (linear + position) as f64 + 4.0 * seen * (f.depth * inner) as f64);
             let kv = 2.0 * 2.0 * (f.depth * inner) as f64 * 2.0 * width as f64 * seen;

@@ -4,12 +4,13 @@
 //! every call as [`ChunkArgs`]; what an utterance keeps is the caller's ([`super::slots`]).
 //!
 //! [`load`] makes the model, [`linear`] chooses how its GEMMs run, [`attend`] how it attends,
-//! [`position`] has the convolutions before the first block.
+//! [`position`] has the convolutions before the first block, [`unguided`] the rows that are known beforehand.
 
 mod attend;
 mod linear;
 pub(super) mod load;
 mod position;
+mod unguided;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use self::attend::{Attention, Launch};
 use self::linear::{Kind, Linear, Linears};
 use self::position::{NARROW_TILE, Positions};
+use self::unguided::Unguided;
 use super::device::{Buf, Device, Elt, GpuError, Graph, Kernel, Staging, start};
 use super::gemm::{Conv, Tile};
 use super::mirror::mirrored;
@@ -26,14 +28,16 @@ use crate::synth::cosyvoice::config::{CONV_POS_KERNEL, DEFAULT_LEAKY_SLOPE, Flow
 /// Widths in chunks that a graph is recorded for. Of 28, 42 and 63 the GEMMs' blocks fill the 132 multiprocessors of an H100 and
 /// H200 evenly: 64 take 8 % longer than 63.
 pub(super) const WIDTHS: [usize; 17] = [1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 36, 42, 48, 56, 63];
-/// Most chunks of one step.
+/// Most chunks of one step, by two rows each.
 pub(super) const WIDTH: usize = WIDTHS[WIDTHS.len() - 1];
+/// Most utterances of one step: their chunks are at all ten Euler steps, and at the first a row less is run of each.
+pub(super) const STREAMS: usize = WIDTH * 20 / 19;
 /// Chunks of a round up to which blocks of one utterance run side by side: a wider round costs in proportion.
 pub(super) const PAYS: usize = 28;
 /// Blocks that one utterance may have, prompt included.
 pub(super) const PAGES: usize = 64;
 /// Chunks that there is room for in one step: a full solve has every block of an utterance in one.
-const ROOM: usize = if PAGES > WIDTH { PAGES } else { WIDTH };
+const ROOM: usize = if PAGES > STREAMS { PAGES } else { STREAMS };
 /// Kernel of the second pre-lookahead convolution, which looks back.
 const BACK: usize = 3;
 /// Positions of a block of each pre-lookahead kernel, and outputs of the second; as in flow.cu.
@@ -43,7 +47,7 @@ const START_ROWS: usize = 5;
 const START_OUTPUTS: usize = 8;
 /// Dynamic shared memory that a kernel may take.
 const MOST_SHARED: u32 = 200 << 10;
-/// `Chunk` of flow.cu.
+/// `Chunk` of flow.cu: one row of a chunk.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct ChunkArgs {
@@ -51,22 +55,28 @@ pub(super) struct ChunkArgs {
     pub(super) cond: u64,
     pub(super) speaker: u64,
     pub(super) own: u64,
+    pub(super) unguided: u64,
     pub(super) step: i32,
     pub(super) frame0: i32,
     pub(super) frames: i32,
     pub(super) keys: i32,
     pub(super) key0: i32,
     pub(super) cond_frames: i32,
-    pub(super) live: i32,
+    /// One of [`GUIDED`], [`UNGUIDED`] and [`NOBODY`].
+    pub(super) row: i32,
     pub(super) flag: i32,
     pub(super) page: [u64; PAGES],
 }
 
 mirrored!(ChunkArgs as "Chunk" {
-    hist, cond, speaker, own, step, frame0, frames, keys, key0, cond_frames, live, flag, page,
+    hist, cond, speaker, own, unguided, step, frame0, frames, keys, key0, cond_frames, row, flag, page,
 });
 
-/// A chunk of one round. `tokens`: given at its first step, see [`Flow::window`].
+pub(super) const GUIDED: i32 = 0;
+const UNGUIDED: i32 = 1;
+const NOBODY: i32 = -1;
+
+/// A chunk of one round, by its guided row. `tokens`: given at its first step, see [`Flow::window`].
 pub(super) struct ChunkRun {
     pub(super) args: ChunkArgs,
     pub(super) tokens: Option<Vec<i32>>,
@@ -153,6 +163,7 @@ pub(super) struct Flow {
     front: Front,
     scratch: Scratch,
     staged: Staged,
+    unguided: Unguided,
     graphs: BTreeMap<usize, Graph>,
     pub(super) slab_bytes: usize,
     pub(super) x_offset: usize,
@@ -199,13 +210,14 @@ impl Flow {
             cond: 0,
             speaker: 0,
             own: 0,
+            unguided: 0,
             step: 0,
             frame0: 0,
             frames: 0,
             keys: 0,
             key0: 0,
             cond_frames: 0,
-            live: 0,
+            row: NOBODY,
             flag: 0,
             page: [0; PAGES],
         }
@@ -225,26 +237,68 @@ impl Flow {
         self.device.fill_zero(self.staged.bad.dev.ptr, ROOM * 4)?;
         let mut used = 0usize;
         for (n, round) in rounds.iter().enumerate() {
-            let Some(width) = WIDTHS.into_iter().find(|&w| w >= round.len()) else {
-                return Err(GpuError::Model(format!("{} chunks are more than a step takes", round.len())));
-            };
-            let idle = self.idle();
-            let chunks = self.staged.chunks[n].as_mut::<ChunkArgs>();
-            for (i, c) in chunks.iter_mut().take(width).enumerate() {
-                *c = round.get(i).map_or(idle, |r| r.args);
-            }
             let starters: Vec<&ChunkRun> = round.iter().filter(|r| r.tokens.is_some()).collect();
             if !starters.is_empty() {
                 used = self.begin(&starters, used)?;
             }
-            self.staged.chunks[n].send(width * size_of::<ChunkArgs>())?;
-            self.device.copy(self.staged.current.ptr, self.staged.chunks[n].dev.ptr, width * size_of::<ChunkArgs>())?;
-            match self.graphs.get(&width).filter(|_| !self.device.traced()) {
-                Some(graph) => graph.launch()?,
-                None => self.step(width, false)?,
-            }
+            let rows = self.rows(round, false)?;
+            self.solve(n, &rows)?;
         }
         self.staged.bad.fetch(ROOM * 4)
+    }
+
+    /// Starts one Euler step of `rows`, told through the `n`th staging memory.
+    fn solve(&mut self, n: usize, rows: &[ChunkArgs]) -> Result<(), GpuError> {
+        let chunks = rows.len().div_ceil(2);
+        let Some(width) = WIDTHS.into_iter().find(|&w| w >= chunks) else {
+            return Err(GpuError::Model(format!("{chunks} chunks are more than a step takes")));
+        };
+        self.tell(n, rows, width)?;
+        match self.graphs.get(&width).filter(|_| !self.device.traced()) {
+            Some(graph) => graph.launch(),
+            None => self.step(width, false),
+        }
+    }
+
+    /// Puts `rows` where the kernels of a step of `width` chunks find them.
+    fn tell(&mut self, n: usize, rows: &[ChunkArgs], width: usize) -> Result<(), GpuError> {
+        let (idle, bytes) = (self.idle(), 2 * width * size_of::<ChunkArgs>());
+        let staging = &mut self.staged.chunks[n];
+        for (i, row) in staging.as_mut::<ChunkArgs>().iter_mut().take(2 * width).enumerate() {
+            *row = rows.get(i).copied().unwrap_or(idle);
+        }
+        staging.send(bytes)?;
+        self.device.copy(self.staged.current.ptr, self.staged.chunks[n].dev.ptr, bytes)
+    }
+
+    /// The rows of `round`: two of each chunk, or one where the other is known; `whole`: as [`Self::step`] has it.
+    fn rows(&self, round: &[ChunkRun], whole: bool) -> Result<Vec<ChunkArgs>, GpuError> {
+        let mut rows = Vec::with_capacity(2 * round.len());
+        for ChunkRun { args, .. } in round {
+            let known = self.unguided.result(args).filter(|_| !whole);
+            if let Some(unguided) = known {
+                rows.push(ChunkArgs { unguided, ..*args });
+                continue;
+            }
+            let unguided = self.scratch.v.ptr + ((rows.len() + 1) * result_bytes(&self.config)) as u64;
+            rows.push(ChunkArgs { unguided, ..*args });
+            rows.push(match !whole && args.step == 0 {
+                true => self.unguided.continued(args)?,
+                false => ChunkArgs { row: UNGUIDED, ..*args },
+            });
+        }
+        Ok(rows)
+    }
+
+    /// How many rows of a chunk are run.
+    pub(super) fn rows_of(&self, args: &ChunkArgs) -> usize {
+        if self.unguided.result(args).is_some() { 1 } else { 2 }
+    }
+
+    /// The first frame that those of a block from `start` on may see.
+    pub(super) fn first_key(&self, start: usize) -> usize {
+        let block = self.config.block;
+        self.config.left_blocks.map_or(0, |n| (start / block).saturating_sub(n) * block)
     }
 
     /// Which chunks of the rounds that have ended are no longer finite, by flag.
@@ -260,12 +314,8 @@ impl Flow {
         if !starters.is_empty() {
             self.begin(&starters, 0)?;
         }
-        let bytes = std::mem::size_of::<ChunkArgs>() * blocks.len();
-        for (to, from) in self.staged.chunks[0].as_mut::<ChunkArgs>().iter_mut().zip(blocks) {
-            *to = from.args;
-        }
-        self.staged.chunks[0].send(bytes)?;
-        self.device.copy(self.staged.current.ptr, self.staged.chunks[0].dev.ptr, bytes)?;
+        let rows = self.rows(blocks, true)?;
+        self.tell(0, &rows, blocks.len())?;
         self.prepare(blocks.len())?;
         self.step(blocks.len(), true)?;
         self.staged.bad.fetch(ROOM * 4)?;
@@ -361,7 +411,7 @@ impl Flow {
         let ld = padded(f.mel) as i32;
         let last = Conv { x: s.a.ptr, ldx: dim, out: s.v.ptr, ldo: ld, ..base };
         self.linears.gemm.conv(&self.weights.out, plain, 0, last)?;
-        let grid = ((f.block * f.mel).div_ceil(256) as u32, width as u32, 1);
+        let grid = ((f.block * f.mel).div_ceil(256) as u32, 2 * width as u32, 1);
         start!(self.device, k.euler, grid, 256, 0;
             chunks, s.v.ptr, self.weights.deltas.ptr, f.guidance as f32, ld, self.staged.bad.dev.ptr)
     }
@@ -381,21 +431,19 @@ impl Flow {
         }
     }
 
-    /// Makes plans and graphs for steps of up to `most` utterances, which may have several blocks in a step.
+    /// Makes plans and graphs for steps of up to `most` utterances, which may have several blocks in a step; with them it solves
+    /// what is known beforehand.
     pub(super) fn warm_up(&mut self, most: usize) -> Result<(), GpuError> {
         let last = WIDTHS.into_iter().find(|&w| w >= most.max(PAYS)).unwrap_or(WIDTH);
         for width in WIDTHS.into_iter().filter(|&w| w <= last) {
             self.prepare(width)?;
-            let idle = self.idle();
-            self.staged.chunks[0].as_mut::<ChunkArgs>()[..width].fill(idle);
-            self.staged.chunks[0].send(width * size_of::<ChunkArgs>())?;
-            self.device.copy(self.staged.current.ptr, self.staged.chunks[0].dev.ptr, width * size_of::<ChunkArgs>())?;
+            self.tell(0, &[], width)?;
             self.step(width, false)?;
             self.device.sync()?;
             let graph = self.device.capture(|| self.step(width, false))?;
             self.graphs.insert(width, graph);
         }
-        Ok(())
+        self.solve_unguided()
     }
 
     /// Plans for the GEMMs of steps of `width` chunks.
@@ -459,6 +507,11 @@ impl Norms<'_> {
         start!(self.device, self.kernels.norm, grid, 128, 0;
             self.chunks, s.h.ptr, y, s.a.ptr, mods, stride, gate, shift, scale, eps)
     }
+}
+
+/// Bytes of what a step gives for one row.
+fn result_bytes(f: &FlowConfig) -> usize {
+    f.block * padded(f.mel) * 4
 }
 
 /// Bytes of a head's keys, or values, of a block at one Euler step; in 8 bits with a scale for each frame after them.

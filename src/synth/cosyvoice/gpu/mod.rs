@@ -202,7 +202,7 @@ impl GpuBackend {
                 width: PerStage::new([
                     widest(64),
                     widest(llm::WIDTHS[llm::WIDTHS.len() - 1]),
-                    widest(flow::WIDTH),
+                    widest(flow::STREAMS),
                     widest(hift::WIDTH),
                 ]),
                 rounds: PerStage::new([1, llm::ROUNDS as u32, config.flow.steps as u32, 1]),

@@ -77,19 +77,19 @@ impl Solver {
             *to = (self.slabs.address(place.slab) + step).wrapping_sub((self.flow.step_bytes() * next.step) as u64);
         }
         let block = self.config.flow.block;
-        let left = self.config.flow.left_blocks.map_or(0, |n| (next.start / block).saturating_sub(n) * block);
         ChunkArgs {
             hist,
             cond: voice.cond.ptr,
             speaker: voice.speaker.ptr,
             own: places.get(next.start / block).map_or(0, |place| self.address(place)),
+            unguided: 0,
             step: next.step as i32,
             frame0: next.start as i32,
             frames: next.frames as i32,
             keys: seen as i32,
-            key0: left as i32,
+            key0: self.flow.first_key(next.start) as i32,
             cond_frames: voice.frames as i32,
-            live: 1,
+            row: flow::GUIDED,
             flag: flag as i32,
             page,
         }
@@ -131,8 +131,10 @@ impl Solver {
             let mut round = Vec::with_capacity(streams.len());
             // Blocks of one stream in a round beyond its first: as many as keep the round below what pays.
             let mut spare = flow::PAYS.saturating_sub(streams.len());
+            let mut rows = 0;
             for (n, job) in streams.iter_mut().enumerate() {
-                if failed[n].is_some() {
+                // Where more chunks than usual are past their first step, who comes last waits for the next round.
+                if failed[n].is_some() || rows + 2 > 2 * flow::WIDTH {
                     continue;
                 }
                 let chunks = match job.stream.next(limit, 1 + spare, &mut self.slabs) {
@@ -155,6 +157,7 @@ impl Solver {
                         continue;
                     }
                     let args = self.chunk(voice, job.hist, &next, &job.stream.places, next.start + next.frames, n);
+                    rows += self.flow.rows_of(&args);
                     round.push(ChunkRun { args, tokens: self.tokens_for(&job.stream.tokens, &next, next.start) });
                 }
             }

@@ -11,8 +11,10 @@ use super::super::weights::{Packer, Source, padded};
 use super::attend::{self, Attention, QUERIES};
 use super::linear::{Linear, Linears, PARTS as SHARES, SKINNY_ROWS, narrow_kernels};
 use super::position::{NARROW_TILE, Positions, TILE};
+use super::unguided::Unguided;
 use super::{
-    BACK, Block, ChunkArgs, Flow, Front, Kernels, MOST_SHARED, ROOM, Scratch, Staged, Weights, defines, head_bytes,
+    BACK, Block, ChunkArgs, Flow, Front, Kernels, MOST_SHARED, PAGES, ROOM, Scratch, Staged, Weights, defines,
+    head_bytes,
 };
 use crate::synth::cosyvoice::checkpoint::Part;
 use crate::synth::cosyvoice::config::{CONV_POS_GROUPS, CONV_POS_KERNEL, Config, FlowConfig, TIME_EMBED};
@@ -208,8 +210,11 @@ impl Flow {
         let x_offset = f.steps * f.depth * 4 * f.heads * head_bytes(f, elt, device.int8_keys);
         let hist_bytes = f.steps * 2 * 2 * (CONV_POS_KERNEL - 1) * f.dim * elt.size();
         let per_row = f.block / config.token_mel_ratio + 2 + f.lookahead;
-        let chunk_bytes = ROOM * size_of::<ChunkArgs>();
+        let chunk_bytes = ROOM * 2 * size_of::<ChunkArgs>();
         let tokens_bytes = f.steps * ROOM * (per_row + size_of::<ChunkArgs>()) * 4;
+        let front = front(packer, source, config)?;
+        let most = front.noise_frames.min(PAGES * f.block) / f.block;
+        let unguided = Unguided::new(device, f, most, x_offset / f.steps, hist_bytes / (2 * f.steps))?;
         Ok(Self {
             device: device.clone(),
             config: f.clone(),
@@ -227,7 +232,7 @@ impl Flow {
             kernels: kernels(device, &module, elt, f)?,
             positions: Positions::load(packer, source, f, &module)?,
             weights: weights(packer, source, config)?,
-            front: front(packer, source, config)?,
+            front,
             scratch: scratch(packer, config)?,
             staged: Staged {
                 chunks: (0..f.steps).map(|_| Staging::new(device, "chunks", chunk_bytes)).collect::<Result<_, _>>()?,
@@ -236,6 +241,7 @@ impl Flow {
                 bad: Staging::new(device, "flags", ROOM * 4)?,
                 spare_hist: device.zeros("histories", hist_bytes)?,
             },
+            unguided,
             graphs: BTreeMap::new(),
             slab_bytes: x_offset + PARTS * 2 * f.block * f.mel * 4,
             x_offset,

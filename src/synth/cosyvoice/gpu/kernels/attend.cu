@@ -1,5 +1,5 @@
 // Attention of the flow: a chunk's queries over its utterance's keys so far. Continues flow.cu.
-#define KEY(c, j, v) ((const elt*)(c.page[(j) / BLOCK] + kv_offset(c.step, layer, g, v, head)) + ((j) % BLOCK) * HD)
+#define KEY(c, j, v) ((const elt*)(c.page[(j) / BLOCK] + kv_offset(c.step, layer, c.row, v, head)) + ((j) % BLOCK) * HD)
 #if ELT != 0
 #define QT 64
 #define KT 64
@@ -104,19 +104,19 @@ template <int MW, int G, int TILE> DEV void attend(ATTEND_ARGS) {
     constexpr int RING = 4 * BYTES;
 #endif
     dep_go();
-    const int head = blockIdx.x, rr = blockIdx.y, g = rr & 1, grp = threadIdx.x / GT, tid = threadIdx.x % GT, lane = tid & 31, warp = tid >> 5;
+    const int head = blockIdx.x, rr = blockIdx.y, grp = threadIdx.x / GT, tid = threadIdx.x % GT, lane = tid & 31, warp = tid >> 5;
     // the first of the block's queries
     const int q0 = blockIdx.z * QB;
-    const Chunk& c = chunks[rr >> 1];
+    const Chunk& c = chunks[rr];
     const i64 row0 = (i64)rr * BLOCK;
     const u64 there = threadIdx.x < PAGES ? c.page[threadIdx.x] : 0;
-    if (!c.live) {
+    if (c.row < 0) {
         dep_wait();
         for (int i = threadIdx.x; i < BLOCK * CPR; i += T) *(uint4*)(out + (row0 + i / CPR) * INNER + head * HD + i % CPR * 8) = make_uint4(0, 0, 0, 0);
         return;
     }
     const int keys = c.keys, key0 = c.key0, frame0 = c.frame0, limit = append ? frame0 : keys;
-    const i64 koff = kv_offset(c.step, layer, g, 0, head);
+    const i64 koff = kv_offset(c.step, layer, c.row, 0, head);
     if (threadIdx.x < PAGES) page_s[threadIdx.x] = there + koff;
     __syncthreads();
     // Queries, own keys, own values, then two tiles of keys and of values a group; of integers one, and two that arrive.
@@ -296,11 +296,11 @@ KERNEL __launch_bounds__(256) flow_attend(const Chunk* chunks, const elt* qkv, e
     __shared__ float q_s[8][HD];
     dep_go();
     dep_wait();
-    const int head = blockIdx.x, rr = blockIdx.y, g = rr & 1, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const Chunk& c = chunks[rr >> 1];
+    const int head = blockIdx.x, rr = blockIdx.y, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const Chunk& c = chunks[rr];
     const i64 row0 = (i64)rr * BLOCK;
-    if (!c.live) return;
-    if (append) append_kv(c, qkv, row0, layer, g, head, rope, threadIdx.x, 256);
+    if (c.row < 0) return;
+    if (append) append_kv(c, qkv, row0, layer, head, rope, threadIdx.x, 256);
     __threadfence_block();
     __syncthreads();
     const float sc = rsqrtf((float)HD);

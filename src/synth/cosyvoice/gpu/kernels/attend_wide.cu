@@ -20,20 +20,20 @@ DEV void scores_mma(float* c, uint4 a, u64 b, bool add) {
 KERNEL __launch_bounds__(128, 4) flow_attend_wide(ATTEND_ARGS) {
     extern __shared__ __align__(1024) unsigned char wide_smem[];
     dep_go();
-    const int tid = threadIdx.x, lane = tid & 31, warp = __shfl_sync(~0u, tid >> 5, 0), head = blockIdx.x, rr = blockIdx.y, g = rr & 1;
-    const Chunk& c = chunks[rr >> 1];
+    const int tid = threadIdx.x, lane = tid & 31, warp = __shfl_sync(~0u, tid >> 5, 0), head = blockIdx.x, rr = blockIdx.y;
+    const Chunk& c = chunks[rr];
     const i64 row0 = (i64)rr * BLOCK;
     // A ring of keys and values, the chunk's own, its queries: each tile where an MMA can read it. Barriers lie after the
     // last of the chunk's own keys that an MMA reads.
     const u32 ring = smem_addr(wide_smem), own_s = ring + WIDE_STAGES * 2 * WIDE_TILE, q_s = own_s + 2 * WIDE_TILE;
     const u32 full = own_s + 56 * 128, empty = full + WIDE_STAGES * 8;
-    if (!c.live) {
+    if (c.row < 0) {
         dep_wait();
         for (int i = tid; i < BLOCK * 8; i += 128) *(uint4*)(out + (row0 + i / 8) * INNER + head * HD + i % 8 * 8) = make_uint4(0, 0, 0, 0);
         return;
     }
     const int first = c.key0 / BLOCK, frame0 = c.frame0, before = frame0 / BLOCK - first, here = c.keys - frame0;
-    const i64 koff = kv_offset(c.step, layer, g, 0, head);
+    const i64 koff = kv_offset(c.step, layer, c.row, 0, head);
     if (tid == 0) {
         for (int i = 0; i < WIDE_STAGES; i++) { bar_init(full + i * 8, 1); bar_init(empty + i * 8, 4); }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

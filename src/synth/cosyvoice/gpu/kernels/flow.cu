@@ -1,8 +1,8 @@
 // The flow: tokens to conditioning, and one Euler step of the transformer over ragged blocks.
 //
-// A chunk is one block of frames of one utterance (the last may be shorter); it takes two rows of `BLOCK` frames,
-// row 0 guided and row 1 not. Its keys and values, and its x and mu, live in slabs that the utterance keeps;
-// what came before is reached through the utterance's list of them.
+// A chunk is one block of frames of one utterance (the last may be shorter); it takes two rows of `BLOCK` frames, one guided
+// and one not, which of most chunks is known at the first Euler step and not run. Its keys and values, and its x and mu, live in
+// slabs that the utterance keeps; what came before is reached through the utterance's list of them.
 //
 // HD: head width; HEADS; DIM: residual width; MEL; BLOCK: frames of a block; LAYERS; STEPS: Euler steps; POSITION_TAPS: of
 // the position convolutions; INT8: whether keys and values are kept in 8 bits.
@@ -21,13 +21,15 @@
 #define INNER (HD * HEADS)
 #define PAGES 64
 
+// One row of a chunk.
 struct Chunk {
     u64 hist;      // histories of the position convolutions: [step][row][2][HIST][DIM]
     u64 cond;      // prompt mel, float [cond_frames][MEL]
     u64 speaker;   // float [spk]
     u64 own;       // where its x and mu lie, less their offset
+    u64 unguided;  // where the result of the row without guidance lies, as that of a row
     int step, frame0, frames, keys; // Euler step, first frame, frames that count, end of what may be seen
-    int key0, cond_frames, live, flag; // flag: where a value that is not finite is noted
+    int key0, cond_frames, row, flag; // row: 0 guided, 1 not, -1 nobody's; flag: where a value that is not finite is noted
     u64 page[PAGES]; // where the keys and values of each block lie, less the offset of this Euler step in a slab
 };
 // Inside a slab: keys and values as [step][layer][row][2][head][BLOCK][HD], then x and mu as float [BLOCK][..] of a few
@@ -126,7 +128,6 @@ KERNEL __launch_bounds__(256) flow_start(const Chunk* chunks, const int* tokens,
     dep_wait();
     const int t0 = blockIdx.x * ST, r = blockIdx.y, lane = threadIdx.x & 31, here = min(ST, count - t0);
     const Chunk& c = chunks[r];
-    if (!c.live) return;
 #pragma unroll 4
     for (int i = threadIdx.x * 4; i < (ST + 2) * ch; i += blockDim.x * 4)
         *(float4*)(h + i) = i < (here + 2) * ch ? *(const float4*)(hidden + ((i64)r * (count + 2) + t0) * ch + i) : make_float4(0.f, 0.f, 0.f, 0.f);
@@ -156,16 +157,16 @@ KERNEL __launch_bounds__(256) flow_start(const Chunk* chunks, const int* tokens,
         }
 }
 
-// The transformer's input rows [x, cond, mu, speaker], zeros for all but x in row 1; and where histories lie.
+// The transformer's input rows [x, cond, mu, speaker], zeros for all but x without guidance; and where histories lie.
 KERNEL flow_input(const Chunk* chunks, elt* out, u64* hist, int spk, int hist_frames, int width) {
     dep_go();
     dep_wait();
-    int f = blockIdx.x, rr = blockIdx.y, g = rr & 1;
-    const Chunk& c = chunks[rr >> 1];
+    const int f = blockIdx.x, rr = blockIdx.y;
+    const Chunk& c = chunks[rr];
     if (f == 0 && threadIdx.x == 0)
-        hist[rr] = c.hist + (((i64)c.step * 2 + g) * 2) * hist_frames * DIM * sizeof(elt);
+        hist[rr] = c.hist + (((i64)c.step * 2 + max(c.row, 0)) * 2) * hist_frames * DIM * sizeof(elt);
     elt* o = out + ((i64)rr * BLOCK + f) * width;
-    if (!c.live) {
+    if (c.row < 0) {
         for (int i = threadIdx.x; i < width; i += blockDim.x) o[i] = to_e(0.f);
         return;
     }
@@ -175,7 +176,7 @@ KERNEL flow_input(const Chunk* chunks, elt* out, u64* hist, int spk, int hist_fr
     for (int i = threadIdx.x; i < width; i += blockDim.x) {
         float v = 0.f;
         if (i < MEL) v = x[i];
-        else if (g == 0) {
+        else if (c.row == 0) {
             if (i < 2 * MEL) v = cond ? cond[i - MEL] : 0.f;
             else if (i < 3 * MEL) v = mu[i - 2 * MEL];
             else if (i < 3 * MEL + spk) v = ((const float*)c.speaker)[i - 3 * MEL];
@@ -223,7 +224,7 @@ template <class Y> DEV void norm(const Chunk* chunks, float* h, Y y, elt* a, con
     __shared__ float part[2][LN_THREADS / 32];
     dep_go();
     const int row = blockIdx.x;
-    const float* m = mod + chunks[row / (2 * BLOCK)].step * step_stride;
+    const float* m = mod + chunks[row / BLOCK].step * step_stride;
     float* hr = h + (i64)row * DIM;
     float4 gt[PER], sc[PER], sh[PER];
 #pragma unroll
@@ -301,17 +302,17 @@ KERNEL __launch_bounds__(LN_THREADS) flow_norm_shares(const Chunk* chunks, float
     norm(chunks, h, Shares{y, bias, stride}, a, mod, step_stride, gate, shift, scale, eps);
 }
 
-// x += dt * ((1 + guidance) v0 - guidance v1); says which chunk is no longer finite.
+// x += dt * ((1 + guidance) guided - guidance unguided); says which chunk is no longer finite.
 KERNEL flow_euler(const Chunk* chunks, const float* v, const float* dt, float guidance, int ldv, int* bad) {
     dep_go();
     dep_wait();
     const Chunk& c = chunks[blockIdx.y];
-    if (!c.live) return;
+    if (c.row != 0) return;
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= BLOCK * MEL) return;
     int f = i / MEL, m = i % MEL;
-    const float* r0 = v + ((i64)blockIdx.y * 2 * BLOCK + f) * ldv + m;
-    float d = (1.f + guidance) * r0[0] - guidance * r0[(i64)BLOCK * ldv];
+    const float guided = v[((i64)blockIdx.y * BLOCK + f) * ldv + m], unguided = ((const float*)c.unguided)[f * ldv + m];
+    float d = (1.f + guidance) * guided - guidance * unguided;
     float* x = chunk_x(c) + i;
     float n = *x + dt[c.step] * d;
     *x = n;
@@ -358,8 +359,8 @@ DEV uint4 rotate_eight(uint4 x, const float2* at) {
 }
 #endif
 // The chunk's own keys and values into its slab, in 16 byte pieces.
-DEV void append_kv(const Chunk& c, const elt* qkv, i64 row0, int layer, int g, int head, const float2* rope, int tid, int threads) {
-    const u64 page = c.page[c.frame0 / BLOCK], keys = page + kv_offset(c.step, layer, g, 0, head), values = page + kv_offset(c.step, layer, g, 1, head);
+DEV void append_kv(const Chunk& c, const elt* qkv, i64 row0, int layer, int head, const float2* rope, int tid, int threads) {
+    const u64 page = c.page[c.frame0 / BLOCK], keys = page + kv_offset(c.step, layer, c.row, 0, head), values = page + kv_offset(c.step, layer, c.row, 1, head);
 #if INT8
     for (int i = tid; i < BLOCK * (HD / 8); i += threads) {
         const int f = i / (HD / 8), q = i % (HD / 8);
@@ -396,7 +397,7 @@ DEV void append_kv(const Chunk& c, const elt* qkv, i64 row0, int layer, int g, i
 KERNEL flow_append(const Chunk* chunks, const elt* qkv, const float2* rope, int layer) {
     dep_go();
     dep_wait();
-    const Chunk& c = chunks[blockIdx.y >> 1];
-    if (!c.live) return;
-    append_kv(c, qkv, (i64)blockIdx.y * BLOCK, layer, blockIdx.y & 1, blockIdx.x, rope, threadIdx.x, blockDim.x);
+    const Chunk& c = chunks[blockIdx.y];
+    if (c.row < 0) return;
+    append_kv(c, qkv, (i64)blockIdx.y * BLOCK, layer, blockIdx.x, rope, threadIdx.x, blockDim.x);
 }
