@@ -196,7 +196,7 @@ impl Admission<'_> {
         };
         demand.add(chars, promise);
         let each = self.forecast.first_audio(TOGETHER as u32) / TOGETHER as f64;
-        let to_come = self.arrivals.rate(now) * each * BUNCHING;
+        let to_come = self.arrivals.rate_before(now, promise) * each * BUNCHING;
         let promise = promise.as_secs_f64();
         let due = |multiple: f64| {
             demand.within(multiple * promise) / (multiple * promise) + to_come * (1.0 - NOT_DUE / multiple)

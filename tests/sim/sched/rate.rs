@@ -101,3 +101,32 @@ fn turns_a_second() {
         }
     }
 }
+
+/// Everybody is called at the same instant: 64 turns of 2.7 s beside ten a second. 16 of them were refused, though the last of
+/// the others was heard after 84 ms, while those that had come counted for what is to come as well. Of 128 the device refuses
+/// those that it cannot serve in time, and no other is late.
+#[test]
+fn turns_that_begin_at_the_same_instant_are_taken_on_together() {
+    let costs = Costs::named("h200");
+    for (burst, refused) in [(64, 0..=0), (128, 32..=64)] {
+        let mut world = World::new(Engine::new(costs.clone(), 1), Kind::ours().build(&costs));
+        let mut rng = Rng::new(1);
+        let (mut at, moment) = (Duration::ZERO, Duration::from_secs(10));
+        let end = moment + Duration::from_secs(6);
+        let usual = std::iter::from_fn(|| {
+            at += rng.gap(10.0);
+            (at < end).then_some(at)
+        });
+        let all: Vec<Duration> = usual.chain((0..burst).map(|_| moment)).collect();
+        for (stream, at) in (0..).zip(all) {
+            let tokens = (2.7 * TOKENS * (0.75 + 0.5 * rng.unit())).round() as u32;
+            world.at(at, Event::Turn { stream, class: Class::Live, tenant: "", tokens: utterances(tokens) });
+        }
+        world.measure_from = zero() + moment;
+        world.run(end);
+        let report = &world.report;
+        assert!(refused.contains(&report.refused), "{} of {burst} refused", report.refused);
+        assert_eq!(report.gapped.len(), 0, "gaps of {burst}");
+        assert!(report.quantile(1.0) <= Duration::from_millis(150), "{burst}: {:?}", report.quantile(1.0));
+    }
+}

@@ -47,6 +47,7 @@ const START_ROWS: usize = 5;
 const START_OUTPUTS: usize = 8;
 /// Dynamic shared memory that a kernel may take.
 const MOST_SHARED: u32 = 200 << 10;
+
 /// `Chunk` of flow.cu: one row of a chunk.
 #[derive(Clone, Copy)]
 #[repr(C)]
