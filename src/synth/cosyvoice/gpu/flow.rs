@@ -378,9 +378,9 @@ impl Flow {
             chunks, s.input.ptr, s.hist.ptr, f.spk_dim as i32, halo, ldx)?;
         let base = Conv { rows: rows as i32, scale: 1.0, ..Conv::default() };
         let first = Conv { x: s.input.ptr, ldx, out: s.h0.ptr, oute: s.h0e.ptr, ldo: dim, lde: dim, ..base };
-        let plain = if !whole && self.is_narrow(width) { NARROW_TILE } else { Tile::N64T64 };
+        let plain = if !whole && position::is_narrow(self, width) { NARROW_TILE } else { Tile::N64T64 };
         self.linears.gemm.conv(&self.weights.input, plain, 0, first)?;
-        self.convolve(width, whole)?;
+        position::convolve(self, width, whole)?;
 
         let norms = self.norms(rows);
         for (n, block) in self.weights.blocks.iter().enumerate() {
@@ -444,7 +444,7 @@ impl Flow {
             let graph = self.device.capture(|| self.step(width, false))?;
             self.graphs.insert(width, graph);
         }
-        self.solve_unguided()
+        unguided::solve(self)
     }
 
     /// Plans for the GEMMs of steps of `width` chunks.

@@ -83,74 +83,72 @@ fn by_tap(w: &[f32]) -> Vec<f32> {
     to
 }
 
-impl Flow {
-    /// The convolutions of `width` chunks, from the input that the scratch has to what the first block reads; `whole`: they are
-    /// all blocks of one utterance.
-    pub(super) fn convolve(&self, width: usize, whole: bool) -> Result<(), GpuError> {
-        let (f, s) = (&self.config, &self.scratch);
-        let (rows, halo) = (2 * width, CONV_POS_KERNEL - 1);
-        // The second history lies behind the first.
-        let behind = (halo * f.dim) as i64;
-        if let Some((kernel, weights)) = self.positions.warpgroups.as_ref().filter(|_| !whole) {
-            let grid = (CONV_POS_GROUPS as u32, rows.div_ceil(ROWS) as u32, 1);
-            let [first, second] = &self.positions.packed;
-            for (w, packed, x, off, post, out, oute) in [
-                (&weights[0], first, s.h0e.ptr, 0, 0, 0, s.c1.ptr),
-                (&weights[1], second, s.c1.ptr, behind, s.h0.ptr, s.h.ptr, 0),
-            ] {
-                let bias = packed.bias.as_ref().map_or(0, |b| b.ptr);
-                let (outputs, inputs) = ((rows * f.block * f.dim) as f64, (CHANNELS * CONV_POS_KERNEL) as f64);
-                self.device.expect(2.0 * outputs * inputs, 2.0 * (2.0 * outputs + f.dim as f64 * inputs));
-                start!(self.device, *kernel, grid, (128 * ROWS + 32) as u32, SHARED;
-                    x, w.ptr, bias, s.hist.ptr, off, post, out, oute, rows as i32)?;
-            }
-            return Ok(());
+/// The convolutions of `width` chunks, from the input that the scratch has to what the first block reads; `whole`: they are
+/// all blocks of one utterance.
+pub(super) fn convolve(flow: &Flow, width: usize, whole: bool) -> Result<(), GpuError> {
+    let (f, s) = (&flow.config, &flow.scratch);
+    let (rows, halo) = (2 * width, CONV_POS_KERNEL - 1);
+    // The second history lies behind the first.
+    let behind = (halo * f.dim) as i64;
+    if let Some((kernel, weights)) = flow.positions.warpgroups.as_ref().filter(|_| !whole) {
+        let grid = (CONV_POS_GROUPS as u32, rows.div_ceil(ROWS) as u32, 1);
+        let [first, second] = &flow.positions.packed;
+        for (w, packed, x, off, post, out, oute) in [
+            (&weights[0], first, s.h0e.ptr, 0, 0, 0, s.c1.ptr),
+            (&weights[1], second, s.c1.ptr, behind, s.h0.ptr, s.h.ptr, 0),
+        ] {
+            let bias = packed.bias.as_ref().map_or(0, |b| b.ptr);
+            let (outputs, inputs) = ((rows * f.block * f.dim) as f64, (CHANNELS * CONV_POS_KERNEL) as f64);
+            flow.device.expect(2.0 * outputs * inputs, 2.0 * (2.0 * outputs + f.dim as f64 * inputs));
+            start!(flow.device, *kernel, grid, (128 * ROWS + 32) as u32, SHARED;
+                x, w.ptr, bias, s.hist.ptr, off, post, out, oute, rows as i32)?;
         }
-        let narrow = !whole && self.is_narrow(width);
-        let (tile, tiles, blocks) = match narrow {
-            true => (NARROW_TILE, &s.narrow_tiles, rows * f.block.div_ceil(NARROW_TILE.shape().1)),
-            false => (TILE, &s.tiles, rows),
-        };
-        let dim = f.dim as i32;
-        let position = Conv {
-            tiles: tiles.ptr,
-            hist_in: s.hist.ptr,
-            hist_out: if whole || narrow { 0 } else { s.hist.ptr },
-            ldx: dim,
-            ldo: dim,
-            lde: dim,
-            act: Act::Mish,
-            rows: (rows * f.block) as i32,
-            scale: 1.0,
-            ..Conv::default()
-        };
-        let neighbours = |x: u64, off: i64| match whole {
-            true => start!(self.device, self.kernels.neighbours, (halo as u32, rows as u32, 1), 128, 0;
-                x, s.hist.ptr, off, halo as i32),
-            false => Ok(()),
-        };
-        let [first, second] = &self.positions.packed;
-        neighbours(s.h0e.ptr, 0)?;
-        let one = Conv { x: s.h0e.ptr, oute: s.c1.ptr, ..position };
-        self.linears.gemm.conv(first, tile, blocks, one)?;
-        neighbours(s.c1.ptr, behind)?;
-        let two = Conv { x: s.c1.ptr, post: s.h0.ptr, out: s.h.ptr, hist_off: behind, ..position };
-        self.linears.gemm.conv(second, tile, blocks, two)?;
-        if narrow {
-            start!(self.device, self.kernels.keep, (halo as u32, rows as u32, 2), 128, 0;
-                s.h0e.ptr, s.c1.ptr, s.hist.ptr, behind, halo as i32)?;
-        }
-        Ok(())
+        return Ok(());
     }
+    let narrow = !whole && is_narrow(flow, width);
+    let (tile, tiles, blocks) = match narrow {
+        true => (NARROW_TILE, &s.narrow_tiles, rows * f.block.div_ceil(NARROW_TILE.shape().1)),
+        false => (TILE, &s.tiles, rows),
+    };
+    let dim = f.dim as i32;
+    let position = Conv {
+        tiles: tiles.ptr,
+        hist_in: s.hist.ptr,
+        hist_out: if whole || narrow { 0 } else { s.hist.ptr },
+        ldx: dim,
+        ldo: dim,
+        lde: dim,
+        act: Act::Mish,
+        rows: (rows * f.block) as i32,
+        scale: 1.0,
+        ..Conv::default()
+    };
+    let neighbours = |x: u64, off: i64| match whole {
+        true => start!(flow.device, flow.kernels.neighbours, (halo as u32, rows as u32, 1), 128, 0;
+            x, s.hist.ptr, off, halo as i32),
+        false => Ok(()),
+    };
+    let [first, second] = &flow.positions.packed;
+    neighbours(s.h0e.ptr, 0)?;
+    let one = Conv { x: s.h0e.ptr, oute: s.c1.ptr, ..position };
+    flow.linears.gemm.conv(first, tile, blocks, one)?;
+    neighbours(s.c1.ptr, behind)?;
+    let two = Conv { x: s.c1.ptr, post: s.h0.ptr, out: s.h.ptr, hist_off: behind, ..position };
+    flow.linears.gemm.conv(second, tile, blocks, two)?;
+    if narrow {
+        start!(flow.device, flow.kernels.keep, (halo as u32, rows as u32, 2), 128, 0;
+            s.h0e.ptr, s.c1.ptr, s.hist.ptr, behind, halo as i32)?;
+    }
+    Ok(())
+}
 
-    /// Whether `width` chunks leave so many multiprocessors idle that smaller blocks are faster: their sums may differ.
-    pub(super) fn is_narrow(&self, width: usize) -> bool {
-        let (f, (outputs, positions)) = (&self.config, NARROW_TILE.shape());
-        let blocks = 2 * width * f.block.div_ceil(positions) * f.dim.div_ceil(outputs);
-        let kept = f.block >= CONV_POS_KERNEL - 1;
-        let plain = self.linears.gemm.elt == Elt::F32 || self.device.invariant;
-        kept && !plain && blocks <= 2 * self.device.multiprocessors
-    }
+/// Whether `width` chunks leave so many multiprocessors idle that smaller blocks are faster: their sums may differ.
+pub(super) fn is_narrow(flow: &Flow, width: usize) -> bool {
+    let (f, (outputs, positions)) = (&flow.config, NARROW_TILE.shape());
+    let blocks = 2 * width * f.block.div_ceil(positions) * f.dim.div_ceil(outputs);
+    let kept = f.block >= CONV_POS_KERNEL - 1;
+    let plain = flow.linears.gemm.elt == Elt::F32 || flow.device.invariant;
+    kept && !plain && blocks <= 2 * flow.device.multiprocessors
 }
 
 #[cfg(test)]

@@ -99,36 +99,34 @@ impl Unguided {
     }
 }
 
-impl Flow {
-    /// Solves the rows that are known from then on.
-    pub(super) fn solve_unguided(&mut self) -> Result<(), GpuError> {
-        for n in self.unguided.blocks..self.unguided.room {
-            let (known, block) = (&self.unguided, self.config.block);
-            let mut page = [0; PAGES];
-            for (n, page) in page.iter_mut().enumerate().take(n + 1) {
-                *page = known.page(n);
-            }
-            // The step replaces what came before the block by what comes after it.
-            self.device.copy(known.history(n + 1), known.history(n), known.hist_bytes)?;
-            let row = ChunkArgs {
-                hist: known.history(n + 1).wrapping_sub(known.hist_bytes as u64),
-                // The noise lies where its x would.
-                own: (self.front.noise.ptr + (n * self.part_bytes() / 2) as u64).wrapping_sub(self.x_offset as u64),
-                frame0: (n * block) as i32,
-                frames: block as i32,
-                keys: ((n + 1) * block) as i32,
-                key0: self.first_key(n * block) as i32,
-                row: UNGUIDED,
-                page,
-                ..self.idle()
-            };
-            self.solve(0, &[row])?;
-            let known = &self.unguided;
-            let result = known.results.ptr + (n * known.result_bytes) as u64;
-            self.device.copy(result, self.scratch.v.ptr, known.result_bytes)?;
-            self.device.sync()?;
-            self.unguided.blocks = n + 1;
+/// Solves the rows that are known from then on.
+pub(super) fn solve(flow: &mut Flow) -> Result<(), GpuError> {
+    for n in flow.unguided.blocks..flow.unguided.room {
+        let (known, block) = (&flow.unguided, flow.config.block);
+        let mut page = [0; PAGES];
+        for (n, page) in page.iter_mut().enumerate().take(n + 1) {
+            *page = known.page(n);
         }
-        Ok(())
+        // The step replaces what came before the block by what comes after it.
+        flow.device.copy(known.history(n + 1), known.history(n), known.hist_bytes)?;
+        let row = ChunkArgs {
+            hist: known.history(n + 1).wrapping_sub(known.hist_bytes as u64),
+            // The noise lies where its x would.
+            own: (flow.front.noise.ptr + (n * flow.part_bytes() / 2) as u64).wrapping_sub(flow.x_offset as u64),
+            frame0: (n * block) as i32,
+            frames: block as i32,
+            keys: ((n + 1) * block) as i32,
+            key0: flow.first_key(n * block) as i32,
+            row: UNGUIDED,
+            page,
+            ..flow.idle()
+        };
+        flow.solve(0, &[row])?;
+        let known = &flow.unguided;
+        let result = known.results.ptr + (n * known.result_bytes) as u64;
+        flow.device.copy(result, flow.scratch.v.ptr, known.result_bytes)?;
+        flow.device.sync()?;
+        flow.unguided.blocks = n + 1;
     }
+    Ok(())
 }
