@@ -77,7 +77,7 @@ fn by_tap(w: &[f32]) -> Vec<f32> {
     let mut to = vec![0f32; w.len()];
     for (at, v) in w.iter().enumerate() {
         let (g, out, input, tap) = (at / group, at % group / row, at % row / CONV_POS_KERNEL, at % CONV_POS_KERNEL);
-        let place = (input / 8 ^ out % 8) * 8 + input % 8;
+        let place = ((input / 8) ^ (out % 8)) * 8 + input % 8;
         to[((g * CONV_POS_KERNEL + tap) * CHANNELS + out) * CHANNELS + place] = *v;
     }
     to
