@@ -25,6 +25,12 @@ pub(super) fn utterances(tokens: u32) -> Vec<u32> {
     if f64::from(tokens) > 6.0 * TOKENS { vec![tokens / 2, tokens - tokens / 2] } else { vec![tokens] }
 }
 
+/// A turn of `seconds`, a quarter longer or shorter.
+fn turn(stream: u64, seconds: f64, rng: &mut Rng) -> Event {
+    let tokens = (seconds * TOKENS * (0.75 + 0.5 * rng.unit())).round() as u32;
+    Event::Turn { stream, class: Class::Live, tenant: "", tokens: utterances(tokens) }
+}
+
 /// Poisson arrivals of turns of `seconds`, so many a second, and how many of them were measured. Each varies by a quarter,
 /// and one of more than 6 s is said in two utterances.
 fn run(costs: &Costs, turns: f64, seconds: f64) -> (Report, usize) {
@@ -40,8 +46,7 @@ fn run(costs: &Costs, turns: f64, seconds: f64) -> (Report, usize) {
         }
         stream += 1;
         measured += usize::from(at.as_secs_f64() >= WARM);
-        let tokens = (seconds * TOKENS * (0.75 + 0.5 * rng.unit())).round() as u32;
-        world.at(at, Event::Turn { stream, class: Class::Live, tenant: "", tokens: utterances(tokens) });
+        world.at(at, turn(stream, seconds, &mut rng));
     }
     world.run(end);
     (world.report, measured)
@@ -119,8 +124,7 @@ fn turns_that_begin_at_the_same_instant_are_taken_on_together() {
         });
         let all: Vec<Duration> = usual.chain((0..burst).map(|_| moment)).collect();
         for (stream, at) in (0..).zip(all) {
-            let tokens = (2.7 * TOKENS * (0.75 + 0.5 * rng.unit())).round() as u32;
-            world.at(at, Event::Turn { stream, class: Class::Live, tenant: "", tokens: utterances(tokens) });
+            world.at(at, turn(stream, 2.7, &mut rng));
         }
         world.measure_from = zero() + moment;
         world.run(end);

@@ -125,6 +125,13 @@ struct Front {
     speaker: (Vec<f32>, Vec<f32>),
 }
 
+impl Front {
+    /// Frames that the noise table covers, of as many blocks as an utterance may have.
+    fn limit(&self, f: &FlowConfig) -> usize {
+        self.noise_frames.min(PAGES * f.block)
+    }
+}
+
 /// What steps are told and what they find out.
 struct Staged {
     chunks: Vec<Staging>,
@@ -174,7 +181,7 @@ pub(super) struct Flow {
 impl Flow {
     /// Frames that the noise table covers.
     pub(super) fn limit(&self) -> usize {
-        self.front.noise_frames.min(PAGES * self.config.block)
+        self.front.limit(&self.config)
     }
 
     /// Bytes of a block's keys and values at one Euler step.

@@ -13,8 +13,7 @@ use super::linear::{Linear, Linears, PARTS as SHARES, SKINNY_ROWS, narrow_kernel
 use super::position::{NARROW_TILE, Positions, TILE};
 use super::unguided::Unguided;
 use super::{
-    BACK, Block, ChunkArgs, Flow, Front, Kernels, MOST_SHARED, PAGES, ROOM, Scratch, Staged, Weights, defines,
-    head_bytes,
+    BACK, Block, ChunkArgs, Flow, Front, Kernels, MOST_SHARED, ROOM, Scratch, Staged, Weights, defines, head_bytes,
 };
 use crate::synth::cosyvoice::checkpoint::Part;
 use crate::synth::cosyvoice::config::{CONV_POS_GROUPS, CONV_POS_KERNEL, Config, FlowConfig, TIME_EMBED};
@@ -213,7 +212,7 @@ impl Flow {
         let chunk_bytes = ROOM * 2 * size_of::<ChunkArgs>();
         let tokens_bytes = f.steps * ROOM * (per_row + size_of::<ChunkArgs>()) * 4;
         let front = front(packer, source, config)?;
-        let most = front.noise_frames.min(PAGES * f.block) / f.block;
+        let most = front.limit(f) / f.block;
         let unguided = Unguided::new(device, f, most, x_offset / f.steps, hist_bytes / (2 * f.steps))?;
         Ok(Self {
             device: device.clone(),

@@ -104,12 +104,9 @@ pub(super) fn solve(flow: &mut Flow) -> Result<(), GpuError> {
     for n in flow.unguided.blocks..flow.unguided.room {
         let (known, block) = (&flow.unguided, flow.config.block);
         let mut page = [0; PAGES];
-        for (n, page) in page.iter_mut().enumerate().take(n + 1) {
-            *page = known.page(n);
-        }
-        // The step replaces what came before the block by what comes after it.
-        flow.device.copy(known.history(n + 1), known.history(n), known.hist_bytes)?;
-        let row = ChunkArgs {
+        page[n] = known.page(n);
+        let row = known.continued(&ChunkArgs {
+            // The step replaces what came before the block by what comes after it.
             hist: known.history(n + 1).wrapping_sub(known.hist_bytes as u64),
             // The noise lies where its x would.
             own: (flow.front.noise.ptr + (n * flow.part_bytes() / 2) as u64).wrapping_sub(flow.x_offset as u64),
@@ -117,10 +114,9 @@ pub(super) fn solve(flow: &mut Flow) -> Result<(), GpuError> {
             frames: block as i32,
             keys: ((n + 1) * block) as i32,
             key0: flow.first_key(n * block) as i32,
-            row: UNGUIDED,
             page,
             ..flow.idle()
-        };
+        })?;
         flow.solve(0, &[row])?;
         let known = &flow.unguided;
         let result = known.results.ptr + (n * known.result_bytes) as u64;

@@ -25,6 +25,36 @@ struct Softmax {
         for (int k = 0; k < HD / 16; k++)
             ldm4(q_s + swz(warp * 16 + (lane & 15), k * 2 + (lane >> 4)), qf[k].x, qf[k].y, qf[k].z, qf[k].w);
     }
+    // Makes weights of the scores of eight times so many keys, and what there is of before as much less as the largest has grown.
+    template <int COLUMNS> DEV void weigh(float (*s)[4], float sc) {
+        float n0 = -1e30f, n1 = -1e30f;
+#pragma unroll
+        for (int n = 0; n < COLUMNS; n++) {
+            n0 = fmaxf(n0, fmaxf(s[n][0], s[n][1]));
+            n1 = fmaxf(n1, fmaxf(s[n][2], s[n][3]));
+        }
+        n0 = fmaxf(n0, __shfl_xor_sync(~0u, n0, 1)); n0 = fmaxf(n0, __shfl_xor_sync(~0u, n0, 2));
+        n1 = fmaxf(n1, __shfl_xor_sync(~0u, n1, 1)); n1 = fmaxf(n1, __shfl_xor_sync(~0u, n1, 2));
+        // Scores are scaled inside the exponential.
+        n0 = fmaxf(m0, n0 * sc);
+        n1 = fmaxf(m1, n1 * sc);
+        const float c0 = power2(m0 - n0), c1 = power2(m1 - n1);
+        m0 = n0; m1 = n1;
+        float a0 = 0.f, a1 = 0.f;
+#pragma unroll
+        for (int n = 0; n < COLUMNS; n++) {
+            s[n][0] = power2(fmaf(s[n][0], sc, -m0)); s[n][1] = power2(fmaf(s[n][1], sc, -m0));
+            s[n][2] = power2(fmaf(s[n][2], sc, -m1)); s[n][3] = power2(fmaf(s[n][3], sc, -m1));
+            a0 += s[n][0] + s[n][1];
+            a1 += s[n][2] + s[n][3];
+        }
+        l0 = l0 * c0 + a0;
+        l1 = l1 * c1 + a1;
+        if (__any_sync(~0u, c0 != 1.f || c1 != 1.f)) {
+#pragma unroll
+            for (int n = 0; n < HD / 8; n++) { o[n][0] *= c0; o[n][1] *= c0; o[n][2] *= c1; o[n][3] *= c1; }
+        }
+    }
     // TILE keys at ks and values at vs, of which `left` count.
     template <int TILE> DEV void add(u32 ks, u32 vs, int left, int lane) {
         const float sc = rsqrtf((float)HD) * 1.4426950408889634f;
@@ -45,33 +75,7 @@ struct Softmax {
                 for (int e = 0; e < 4; e++)
                     if (n * 8 + (lane & 3) * 2 + (e & 1) >= left) s[n][e] = -1e30f;
         }
-        float n0 = -1e30f, n1 = -1e30f;
-#pragma unroll
-        for (int n = 0; n < TILE / 8; n++) {
-            n0 = fmaxf(n0, fmaxf(s[n][0], s[n][1]));
-            n1 = fmaxf(n1, fmaxf(s[n][2], s[n][3]));
-        }
-        n0 = fmaxf(n0, __shfl_xor_sync(~0u, n0, 1)); n0 = fmaxf(n0, __shfl_xor_sync(~0u, n0, 2));
-        n1 = fmaxf(n1, __shfl_xor_sync(~0u, n1, 1)); n1 = fmaxf(n1, __shfl_xor_sync(~0u, n1, 2));
-        // Scores are scaled inside the exponential.
-        n0 = fmaxf(m0, n0 * sc);
-        n1 = fmaxf(m1, n1 * sc);
-        const float c0 = power2(m0 - n0), c1 = power2(m1 - n1);
-        m0 = n0; m1 = n1;
-        float a0 = 0.f, a1 = 0.f;
-#pragma unroll
-        for (int n = 0; n < TILE / 8; n++) {
-            s[n][0] = power2(fmaf(s[n][0], sc, -m0)); s[n][1] = power2(fmaf(s[n][1], sc, -m0));
-            s[n][2] = power2(fmaf(s[n][2], sc, -m1)); s[n][3] = power2(fmaf(s[n][3], sc, -m1));
-            a0 += s[n][0] + s[n][1];
-            a1 += s[n][2] + s[n][3];
-        }
-        l0 = l0 * c0 + a0;
-        l1 = l1 * c1 + a1;
-        if (__any_sync(~0u, c0 != 1.f || c1 != 1.f)) {
-#pragma unroll
-            for (int n = 0; n < HD / 8; n++) { o[n][0] *= c0; o[n][1] *= c0; o[n][2] *= c1; o[n][3] *= c1; }
-        }
+        weigh<TILE / 8>(s, sc);
 #pragma unroll
         for (int k = 0; k < TILE / 16; k++) {
             uint4 p = make_uint4(pack_weights(s[2 * k][0], s[2 * k][1]), pack_weights(s[2 * k][2], s[2 * k][3]), pack_weights(s[2 * k + 1][0], s[2 * k + 1][1]), pack_weights(s[2 * k + 1][2], s[2 * k + 1][3]));

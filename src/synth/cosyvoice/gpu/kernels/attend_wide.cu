@@ -92,10 +92,8 @@ KERNEL __launch_bounds__(128, 4) flow_attend_wide(ATTEND_ARGS) {
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     asm volatile("bar.sync 1, 128;" ::: "memory");
-    uint4 qf[4];
-#pragma unroll
-    for (int k = 0; k < 4; k++) ldm4(q_s + swz(warp * 16 + (lane & 15), k * 2 + (lane >> 4)), qf[k].x, qf[k].y, qf[k].z, qf[k].w);
-    float o[32] = {}, m0 = -1e30f, m1 = -1e30f, l0 = 0.f, l1 = 0.f;
+    Softmax softmax;
+    softmax.queries(q_s, warp, lane);
     const float sc = rsqrtf((float)HD) * 1.4426950408889634f;
     const u64 shape = (1ull << 16) | (64ull << 32) | (1ull << 62);
     int slot = 0, phase = 0;
@@ -105,10 +103,10 @@ KERNEL __launch_bounds__(128, 4) flow_attend_wide(ATTEND_ARGS) {
         const u32 ks = mine ? own_s : ring + slot * 2 * WIDE_TILE;
         const u64 kd = (u64)(ks >> 4) | shape, vd = (u64)((ks + WIDE_TILE) >> 4) | shape;
         if (!mine) bar_wait(full + slot * 8, phase);
-        float s[28];
+        float s[7][4];
         group_fence();
 #pragma unroll
-        for (int k = 0; k < 4; k++) scores_mma(s, qf[k], kd + 2 * k, k > 0);
+        for (int k = 0; k < 4; k++) scores_mma(&s[0][0], softmax.qf[k], kd + 2 * k, k > 0);
         group_commit();
         // The tile before this one has been read by everybody soon, if not yet.
         if (tid == 0 && t > 0 && t - 1 + WIDE_STAGES < before) {
@@ -123,52 +121,27 @@ KERNEL __launch_bounds__(128, 4) flow_attend_wide(ATTEND_ARGS) {
             // of the last eight columns
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                if (48 + (lane & 3) * 2 + (e & 1) >= BLOCK) s[24 + e] = -1e30f;
+                if (48 + (lane & 3) * 2 + (e & 1) >= BLOCK) s[6][e] = -1e30f;
         } else {
 #pragma unroll
             for (int n = 0; n < 7; n++)
 #pragma unroll
                 for (int e = 0; e < 4; e++)
-                    if (n * 8 + (lane & 3) * 2 + (e & 1) >= count) s[n * 4 + e] = -1e30f;
+                    if (n * 8 + (lane & 3) * 2 + (e & 1) >= count) s[n][e] = -1e30f;
         }
-        float n0 = -1e30f, n1 = -1e30f;
-#pragma unroll
-        for (int n = 0; n < 7; n++) {
-            n0 = fmaxf(n0, fmaxf(s[n * 4], s[n * 4 + 1]));
-            n1 = fmaxf(n1, fmaxf(s[n * 4 + 2], s[n * 4 + 3]));
-        }
-        n0 = fmaxf(n0, __shfl_xor_sync(~0u, n0, 1)); n0 = fmaxf(n0, __shfl_xor_sync(~0u, n0, 2));
-        n1 = fmaxf(n1, __shfl_xor_sync(~0u, n1, 1)); n1 = fmaxf(n1, __shfl_xor_sync(~0u, n1, 2));
-        n0 = fmaxf(m0, n0 * sc);
-        n1 = fmaxf(m1, n1 * sc);
-        const float c0 = power2(m0 - n0), c1 = power2(m1 - n1);
-        m0 = n0; m1 = n1;
-        float a0 = 0.f, a1 = 0.f;
-#pragma unroll
-        for (int n = 0; n < 7; n++) {
-            s[n * 4] = power2(fmaf(s[n * 4], sc, -m0)); s[n * 4 + 1] = power2(fmaf(s[n * 4 + 1], sc, -m0));
-            s[n * 4 + 2] = power2(fmaf(s[n * 4 + 2], sc, -m1)); s[n * 4 + 3] = power2(fmaf(s[n * 4 + 3], sc, -m1));
-            a0 += s[n * 4] + s[n * 4 + 1];
-            a1 += s[n * 4 + 2] + s[n * 4 + 3];
-        }
-        l0 = l0 * c0 + a0;
-        l1 = l1 * c1 + a1;
-        if (__any_sync(~0u, c0 != 1.f || c1 != 1.f)) {
-#pragma unroll
-            for (int n = 0; n < 8; n++) { o[n * 4] *= c0; o[n * 4 + 1] *= c0; o[n * 4 + 2] *= c1; o[n * 4 + 3] *= c1; }
-        }
+        softmax.weigh<7>(s, sc);
         uint4 p[4];
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            p[k] = make_uint4(pack_weights(s[8 * k], s[8 * k + 1]), pack_weights(s[8 * k + 2], s[8 * k + 3]), 0, 0);
+            p[k] = make_uint4(pack_weights(s[2 * k][0], s[2 * k][1]), pack_weights(s[2 * k][2], s[2 * k][3]), 0, 0);
             if (k < 3) {
-                p[k].z = pack_weights(s[8 * k + 4], s[8 * k + 5]);
-                p[k].w = pack_weights(s[8 * k + 6], s[8 * k + 7]);
+                p[k].z = pack_weights(s[2 * k + 1][0], s[2 * k + 1][1]);
+                p[k].w = pack_weights(s[2 * k + 1][2], s[2 * k + 1][3]);
             }
         }
         group_fence();
 #pragma unroll
-        for (int k = 0; k < 4; k++) group_mma_rows<1>(o, p[k], vd + 128 * k, true);
+        for (int k = 0; k < 4; k++) group_mma_rows<1>(&softmax.o[0][0], p[k], vd + 128 * k, true);
         group_commit();
         group_wait();
         if (!mine) {
@@ -177,16 +150,15 @@ KERNEL __launch_bounds__(128, 4) flow_attend_wide(ATTEND_ARGS) {
             if (++slot == WIDE_STAGES) { slot = 0; phase ^= 1; }
         }
     }
-    l0 += __shfl_xor_sync(~0u, l0, 1); l0 += __shfl_xor_sync(~0u, l0, 2);
-    l1 += __shfl_xor_sync(~0u, l1, 1); l1 += __shfl_xor_sync(~0u, l1, 2);
+    softmax.close();
     // A warp's sixteen rows of results take its queries' place, so that rows are written whole.
-    const float i0 = 1.f / l0, i1 = 1.f / l1;
+    const float i0 = 1.f / softmax.l0, i1 = 1.f / softmax.l1;
     const int f0 = warp * 16 + (lane >> 2);
     unsigned char* rows = wide_smem + (2 * WIDE_STAGES + 2) * WIDE_TILE;
 #pragma unroll
     for (int n = 0; n < 8; n++) {
-        store2((elt*)(rows + swz(f0, n)) + (lane & 3) * 2, o[n * 4] * i0, o[n * 4 + 1] * i0);
-        store2((elt*)(rows + swz(f0 + 8, n)) + (lane & 3) * 2, o[n * 4 + 2] * i1, o[n * 4 + 3] * i1);
+        store2((elt*)(rows + swz(f0, n)) + (lane & 3) * 2, softmax.o[n][0] * i0, softmax.o[n][1] * i0);
+        store2((elt*)(rows + swz(f0 + 8, n)) + (lane & 3) * 2, softmax.o[n][2] * i1, softmax.o[n][3] * i1);
     }
     __syncwarp();
 #pragma unroll

@@ -45,7 +45,6 @@ DEV i64 kv_offset(int step, int layer, int row, int v, int head) {
 #define X_OFFSET ((i64)STEPS * LAYERS * 4 * HEADS * HEAD_BYTES)
 #define MU_OFFSET (X_OFFSET + (i64)BLOCK * MEL * 4)
 #if ELT != 0 && !INT8
-#define KV_PIECES
 // Where piece q of sixteen bytes of frame f lies in a head's keys or values, in bytes: pieces change places with the frame, so
 // that a block of them is one copy to where warpgroup MMAs take it from.
 DEV int kv_piece(int f, int q) { return f * HD * 2 + ((q ^ (f & (HD / 8 - 1))) << 4); }
