@@ -32,6 +32,11 @@ impl Stage {
             Stage::Vocode => "vocode",
         }
     }
+
+    /// Whether its steps are launched and not waited for, where a device can do that.
+    pub(super) fn is_launched(self) -> bool {
+        matches!(self, Stage::Flow | Stage::Vocode)
+    }
 }
 
 /// A value for each stage.

@@ -248,6 +248,24 @@ fn speaking_streams_decode_with_a_new_turn_beside_the_step_in_flight() {
     assert_eq!((step.stage, step.slots), (Stage::Decode, vec![new, speaking]));
 }
 
+/// Some eighty batch utterances a second were opened between two steps, for each of which the device stood still.
+#[test]
+fn batch_is_opened_beside_a_step_in_flight_unless_that_makes_first_audio() {
+    let now = crate::clock::now();
+    for (class, beside) in [(Class::Batch, true), (Class::Live, false)] {
+        let mut sched = scheduler(Config::default(), limits_of_many(), 0);
+        let (_, slot) = opened(&mut sched, now, spec(1, class), 0, only(Stage::Flow));
+        let next = sched.submit(now, spec(2, Class::Batch)).expect("batch may wait");
+        let Plan::Launch(flow) = sched.plan(now) else { panic!("the device does not wait for it") };
+        let opens = |plan: Plan| matches!(plan, Plan::Open { job, .. } if job == next);
+        assert_eq!(opens(sched.plan(now)), beside);
+        if !beside {
+            sched.complete(now, MS, &flow, &[Outcome::ready(slot, Stages::NONE)]);
+            assert!(opens(sched.plan(now)), "nothing is left to run");
+        }
+    }
+}
+
 fn limits_of_many() -> EngineLimits {
     EngineLimits { slots: 20, width: PerStage::splat(16), launches: true, ..LIMITS }
 }
