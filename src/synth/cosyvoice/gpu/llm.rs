@@ -263,8 +263,6 @@ impl Llm {
         if rows == 0 {
             return Ok(());
         }
-        self.device.copy(self.network.args.row_slot, self.prefix.dev.ptr + 4 * PASS as u64, rows * 4)?;
-        self.device.copy(self.network.args.row_pos, self.prefix.dev.ptr + 8 * PASS as u64, rows * 4)?;
         self.network.run(rows, true)
     }
 

@@ -19,6 +19,20 @@ template <int ROWS> DEV float inverse_rms(const Conv& p, const float (*sq)[ROWS]
     return rsqrtf(z / p.kreal + p.eps);
 }
 
+// What follows the sums: outputs n and n+1 of one row. Of activations the gate alone, as all others would make the code longer:
+// a block runs it once or twice, and waits for it as it does for data.
+DEV void skinny_epilogue(const Conv& p, int n, int row, float2 v, float rs, Added add) {
+    float a = v.x * rs, b = v.y * rs;
+    if (p.act == ACT_SILU_GATE) {
+        p.oute[row * p.lde + (n >> 1)] = to_e(a * sigmoid(a) * b);
+        return;
+    }
+    if (p.bias) { a += add.bias.x; b += add.bias.y; }
+    if (p.res) { a += add.res.x; b += add.res.y; }
+    if (p.out) *(float2*)(p.out + row * p.ldo + n) = make_float2(a, b);
+    if (p.oute) store2(p.oute + row * p.lde + n, a, b);
+}
+
 // A block streams 16 outputs' weights straight into registers, its 16 warps share the inputs' axis. Then
 // the next 16 outputs, whose first weights are in flight while the sums of these are added up.
 // U: groups of 32 inputs in flight.
@@ -93,8 +107,7 @@ template <int NT, int U> DEV void gemv(const Conv& p) {
         __syncthreads();
         if (unit) {
             if (first && p.eps > 0.f) inv = inverse_rms(p, sq, t);
-            const float2 v = parts_sum<NT>(red[buf], uj, uh, lane, per > 2);
-            epilogue(p, n, t, v.x, v.y, inv, add);
+            skinny_epilogue(p, n, t, parts_sum<NT>(red[buf], uj, uh, lane, per > 2), inv, add);
         }
         first = false;
         if (BUFS == 1) __syncthreads();
@@ -111,81 +124,87 @@ KERNEL __launch_bounds__(512) gemv_32(const __grid_constant__ Conv p) { gemv<4, 
 #define MOST_TILES 8
 // The same for at most NT * 8 rows where a block's weights fit its shared memory: all of them are in flight before the
 // kernels before have ended, and memory is busy while those wait for each other.
-// U: groups of 32 inputs of a warp's part, at most. BUFS: tables of sums, of which one is added up while another is filled.
-template <int U, int NT, int BUFS> DEV void gemv_ahead(const Conv& p) {
+// U: groups of 32 inputs of a warp's part, at most. TABLES: tiles whose sums are added up side by side, by as many warps.
+template <int U, int NT, int TABLES> DEV void gemv_ahead(const Conv& p) {
     extern __shared__ __align__(128) unsigned char smem[];
-    __shared__ float red[BUFS][SPLITS][NT][4][32];
+    __shared__ float red[TABLES][SPLITS][NT][4][32];
     __shared__ float sq[SPLITS][NT * 8];
     __shared__ __align__(8) u64 here_s[MOST_TILES];
     dep_go();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t4 = lane & 3;
     const int per = SPLIT_CHUNKS(p.cin) * 2, groups = p.cin >> 5, tiles = p.n >> 4, step = gridDim.x;
-    const int k0 = min(warp * per, groups), k1 = min(k0 + per, groups);
+    const int k0 = min(warp * per, groups), k1 = min(k0 + per, groups), each = (tiles - (int)blockIdx.x + step - 1) / step;
     const u32 base = smem_addr(smem), here = smem_addr(here_s), bytes = groups * 1024;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < MOST_TILES; i++) bar_init(here + i * 8, 1);
+        for (int i = 0; i < each; i++) bar_init(here + i * 8, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        for (int tile = blockIdx.x, i = 0; tile < tiles; tile += step, i++) {
+        for (int i = 0; i < each; i++) {
+            const unsigned char* from = (const unsigned char*)p.w + (i64)((int)blockIdx.x + i * step) * bytes;
             bar_expect(here + i * 8, bytes);
-            for (u32 at = 0; at < bytes; at += 14336)
-                bulk_copy(base + i * bytes + at, (const unsigned char*)p.w + (i64)tile * bytes + at, min(14336u, bytes - at), here + i * 8);
+            for (u32 at = 0; at < bytes; at += 14336) bulk_copy(base + i * bytes + at, from + at, min(14336u, bytes - at), here + i * 8);
         }
     }
     __syncthreads();
+    // Of a tile two warps add up what eight rows have, a row of each pair each; a lane has two outputs of it.
+    const int ui = warp / (2 * NT), uj = warp % (2 * NT) >> 1, uh = warp & 1, t = uj * 8 + 2 * t4 + uh;
+    const bool unit = ui < TABLES && t < p.rows;
     dep_wait();
     const uint4 none = make_uint4(0, 0, 0, 0);
     uint4 b[U][NT];
 #pragma unroll
     for (int j = 0; j < NT; j++) {
-        const uint4* x = (const uint4*)(p.x + (i64)min(j * 8 + g, p.rows - 1) * p.ldx) + t4;
+        const uint4* x = (const uint4*)(p.x + min(j * 8 + g, p.rows - 1) * p.ldx) + t4;
 #pragma unroll
         for (int u = 0; u < U; u++) b[u][j] = k0 + u < k1 ? x[(k0 + u) * 4] : none;
     }
-    // Two warps add up what eight rows have, as in `gemv`.
-    const int uj = warp >> 1, uh = warp & 1, t = uj * 8 + 2 * t4 + uh;
-    const bool unit = warp < 2 * NT && t < p.rows;
     float inv = 1.f;
-    for (int tile = blockIdx.x, i = 0; tile < tiles; tile += step, i++) {
-        const int n = tile * 16 + 2 * g, buf = i % BUFS;
+#pragma unroll 1
+    for (int i0 = 0; i0 < each; i0 += TABLES) {
+        const int n = ((int)blockIdx.x + (i0 + ui) * step) * 16 + 2 * g, some = min(TABLES, each - i0);
         Added add;
-        if (unit) add = added(p, n, t);
-        float acc[NT][4] = {}, ss[NT] = {};
-        bar_wait(here + i * 8, 0);
-        const u32 w = base + i * bytes + k0 * 1024 + lane * 16;
+        if (unit && ui < some) add = added(p, n, t);
+#pragma unroll 1
+        for (int i = 0; i < some; i++) {
+            float acc[NT][4] = {};
+            bar_wait(here + (i0 + i) * 8, 0);
+            const u32 w = base + (i0 + i) * bytes + k0 * 1024 + lane * 16;
 #pragma unroll
-        for (int u = 0; u < U; u++)
-            if (k0 + u < k1) {
-                const uint4 lo = lds(w + u * 1024), hi = lds(w + u * 1024 + 512);
+            for (int u = 0; u < U; u++)
+                if (k0 + u < k1) {
+                    const uint4 lo = lds(w + u * 1024), hi = lds(w + u * 1024 + 512);
 #pragma unroll
-                for (int j = 0; j < NT; j++) {
-                    mma(acc[j], lo, b[u][j].x, b[u][j].y);
-                    mma(acc[j], hi, b[u][j].z, b[u][j].w);
-                    if (i == 0 && p.eps > 0.f) ss[j] = squares(b[u][j], ss[j]);
+                    for (int j = 0; j < NT; j++) {
+                        mma(acc[j], lo, b[u][j].x, b[u][j].y);
+                        mma(acc[j], hi, b[u][j].z, b[u][j].w);
+                    }
                 }
-            }
 #pragma unroll
-        for (int j = 0; j < NT; j++) {
+            for (int j = 0; j < NT; j++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) red[buf][warp][j][e][lane] = acc[j][e];
-            if (i == 0 && p.eps > 0.f) {
-                float v = ss[j];
+                for (int e = 0; e < 4; e++) red[i][warp][j][e][lane] = acc[j][e];
+        }
+        if (i0 == 0 && p.eps > 0.f) {
+#pragma unroll
+            for (int j = 0; j < NT; j++) {
+                float v = 0.f;
+#pragma unroll
+                for (int u = 0; u < U; u++) v = squares(b[u][j], v);
                 v += __shfl_xor_sync(~0u, v, 1);
                 v += __shfl_xor_sync(~0u, v, 2);
                 if (t4 == 0) sq[warp][j * 8 + g] = v;
             }
         }
         __syncthreads();
-        if (unit) {
-            if (i == 0 && p.eps > 0.f) inv = inverse_rms(p, sq, t);
-            const float2 v = parts_sum<NT>(red[buf], uj, uh, lane, per > 2);
-            epilogue(p, n, t, v.x, v.y, inv, add);
+        if (unit && ui < some) {
+            if (i0 == 0 && p.eps > 0.f) inv = inverse_rms(p, sq, t);
+            skinny_epilogue(p, n, t, parts_sum<NT>(red[ui], uj, uh, lane, per > 2), inv, add);
         }
-        if (BUFS == 1) __syncthreads();
+        if (i0 + TABLES < each) __syncthreads();
     }
 }
 // names: groups of 32 inputs, rows
-KERNEL __launch_bounds__(512, 2) gemv_ahead_2x8(const __grid_constant__ Conv p) { gemv_ahead<2, 1, 2>(p); }
-KERNEL __launch_bounds__(512) gemv_ahead_10x8(const __grid_constant__ Conv p) { gemv_ahead<10, 1, 2>(p); }
+KERNEL __launch_bounds__(512, 2) gemv_ahead_2x8(const __grid_constant__ Conv p) { gemv_ahead<2, 1, 3>(p); }
+KERNEL __launch_bounds__(512) gemv_ahead_10x8(const __grid_constant__ Conv p) { gemv_ahead<10, 1, 1>(p); }
 KERNEL __launch_bounds__(512, 2) gemv_ahead_2x16(const __grid_constant__ Conv p) { gemv_ahead<2, 2, 1>(p); }
 KERNEL __launch_bounds__(512) gemv_ahead_10x16(const __grid_constant__ Conv p) { gemv_ahead<10, 2, 1>(p); }
 #endif

@@ -270,6 +270,16 @@ template <int RING, bool PAIR> DEV void attend(const Llm& p, int r, int h, int s
         if (first + i * step <= last) fetch(first + i * step, kb + i * 2 * TILE_BYTES);
         cp_commit();
     }
+    // A thread turns a pair of a query, or two; what it turns them by was there before. Rows that are no head are zero.
+    constexpr int PAIRS = HD / 2, QUERIES = (PAIR + 1) * GROUP * PAIRS, EACH = (QUERIES + WARPS * 32 - 1) / (WARPS * 32);
+    float2 turn[EACH];
+#pragma unroll
+    for (int u = 0; u < EACH; u++) {
+        const int i = min((int)threadIdx.x + u * WARPS * 32, QUERIES - 1);
+        turn[u] = p.rope[(pos + i / (GROUP * PAIRS)) * PAIRS + i % PAIRS];
+    }
+    for (int i = threadIdx.x; i < 16 * CPR; i += WARPS * 32)
+        if ((PAIR ? i / CPR & 7 : i / CPR) >= GROUP) *(uint4*)(q_s + swz(i / CPR, i % CPR)) = make_uint4(0, 0, 0, 0);
     if (append) dep_wait();
     // The new position's own key and value, asked for together with the query by the warp whose tile it is in.
     constexpr int OWN = (HD / 2 + 31) / 32;
@@ -288,15 +298,21 @@ template <int RING, bool PAIR> DEV void attend(const Llm& p, int r, int h, int s
         }
     }
     const float scale = rsqrtf((float)HD) * 1.4426950408889634f;
-    for (int i = threadIdx.x; i < 16 * HD / 2; i += WARPS * 32) {
-        const int at = i / (HD / 2), j = i % (HD / 2), second = PAIR ? at >> 3 : 0, g = PAIR ? at & 7 : at;
-        float2 v = make_float2(0.f, 0.f);
-        if (g < GROUP) {
-            const float* q = row + (i64)second * (GROUP + 2) * KVH * HD + (h * GROUP + g) * HD;
-            v = rotate(q[j], q[j + HD / 2], p.rope[(i64)(pos + second) * (HD / 2) + j]);
-        }
-        *(elt*)(q_s + swz(at, j >> 3) + (j & 7) * 2) = to_e(v.x * scale);
-        *(elt*)(q_s + swz(at, (j + HD / 2) >> 3) + (j & 7) * 2) = to_e(v.y * scale);
+    // All are asked for before one is turned.
+    float2 query[EACH];
+#pragma unroll
+    for (int u = 0; u < EACH; u++) {
+        const int i = min((int)threadIdx.x + u * WARPS * 32, QUERIES - 1), second = i / (GROUP * PAIRS), at = i % (GROUP * PAIRS);
+        const float* q = row + second * (GROUP + 2) * KVH * HD + (h * GROUP + at / PAIRS) * HD + at % PAIRS;
+        query[u] = make_float2(q[0], q[PAIRS]);
+    }
+#pragma unroll
+    for (int u = 0; u < EACH; u++) {
+        const int i = threadIdx.x + u * WARPS * 32, at = i % (GROUP * PAIRS), g = i / (GROUP * PAIRS) * 8 + at / PAIRS, j = at % PAIRS;
+        const float2 v = rotate(query[u].x, query[u].y, turn[u]);
+        if (i >= QUERIES) break;
+        *(elt*)(q_s + swz(g, j >> 3) + (j & 7) * 2) = to_e(v.x * scale);
+        *(elt*)(q_s + swz(g, (j + PAIRS) >> 3) + (j & 7) * 2) = to_e(v.y * scale);
     }
     __syncthreads();
     uint4 qf[HD / 16];
@@ -373,27 +389,37 @@ template <int RING, bool PAIR> DEV void attend(const Llm& p, int r, int h, int s
     l += __shfl_xor_sync(~0u, l, 1); l += __shfl_xor_sync(~0u, l, 2);
     l8 += __shfl_xor_sync(~0u, l8, 1); l8 += __shfl_xor_sync(~0u, l8, 2);
     __syncthreads();
-    // the warps' sums where their keys were: [warp][16][HD]
+    // the warps' sums where their keys were: [warp][16][LD], so that eight rows use all banks
+    constexpr int LD = HD + 8;
     float* o_s = (float*)kv_s;
 #pragma unroll
     for (int d = 0; d < HD / 8; d++) {
-        float* t = o_s + (warp * 16 + (lane >> 2)) * HD + d * 8 + (lane & 3) * 2;
+        float* t = o_s + (warp * 16 + (lane >> 2)) * LD + d * 8 + (lane & 3) * 2;
         *(float2*)t = make_float2(o[d][0], o[d][1]);
-        if (HIGH) *(float2*)(t + 8 * HD) = make_float2(o[d][2], o[d][3]);
+        if (HIGH) *(float2*)(t + 8 * LD) = make_float2(o[d][2], o[d][3]);
     }
     if ((lane & 3) == 0) {
         m_s[warp][lane >> 2] = m; l_s[warp][lane >> 2] = l;
         m_s[warp][(lane >> 2) + 8] = m8; l_s[warp][(lane >> 2) + 8] = l8;
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < (PAIR + 1) * GROUP * HD; i += WARPS * 32) {
-        const int second = i / (GROUP * HD), col = i % (GROUP * HD), g = col / HD + second * 8, d = col % HD;
-        float n = -1e30f, a = 0.f, z = 0.f;
+#pragma unroll
+    for (int u = 0; u < EACH; u++) {
+        const int i = threadIdx.x + u * WARPS * 32, second = i / (GROUP * PAIRS), at = i % (GROUP * PAIRS), g = second * 8 + at / PAIRS, d = at % PAIRS * 2;
+        if (i >= QUERIES) break;
+        float n = -1e30f, z = 0.f;
+        float2 a = make_float2(0.f, 0.f);
 #pragma unroll
         for (int w = 0; w < WARPS; w++) n = fmaxf(n, m_s[w][g]);
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) { float c = exp2f(m_s[w][g] - n); z += c * l_s[w][g]; a += c * o_s[(w * 16 + g) * HD + d]; }
-        out[place(p, r + second, h * GROUP * HD + col, GROUP * KVH * HD)] = to_e(a / z);
+        for (int w = 0; w < WARPS; w++) {
+            const float c = exp2f(m_s[w][g] - n);
+            const float2 v = *(const float2*)(o_s + (w * 16 + g) * LD + d);
+            z += c * l_s[w][g];
+            a.x += c * v.x;
+            a.y += c * v.y;
+        }
+        store2(out + place(p, r + second, h * GROUP * HD + at * 2, GROUP * KVH * HD), a.x / z, a.y / z);
     }
 }
 // A round's rows, each in a slot of its own.

@@ -129,11 +129,16 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// All layers over `rows` rows; what they are is on the device.
+    /// All layers over `rows` rows; what they are is on the device: of a prefix ids, then slots, then positions, each with
+    /// room for [`PASS`].
     pub(super) fn run(&self, rows: usize, prefill: bool) -> Result<(), GpuError> {
         let c = &self.config;
         let tiled = self.tiled(rows);
-        let args = Args { rows: rows as i32, tiled_rows: if tiled { PASS as i32 } else { 0 }, ..self.args };
+        let mut args = Args { rows: rows as i32, tiled_rows: if tiled { PASS as i32 } else { 0 }, ..self.args };
+        if prefill {
+            args.row_slot = args.ids + 4 * PASS as u64;
+            args.row_pos = args.ids + 8 * PASS as u64;
+        }
         let grid = (rows as u32, 1, 1);
         start!(self.device, self.kernels.embed, grid, 256, 0; args, i32::from(prefill))?;
         if tiled {
@@ -152,6 +157,10 @@ impl Network {
             self.project(Projection::Qkv, n, rows)?;
             if prefill {
                 start!(self.device, self.kernels.append, grid, 128, 0; args, self.scratch.qkv.ptr, n as i32)?;
+                // Of the last layer a prefix leaves its keys and values, and no more.
+                if n + 1 == self.layers.len() {
+                    break;
+                }
             }
             start!(self.device, attend, heads, 256, shared; args, self.scratch.qkv.ptr, self.scratch.heard.ptr, n as i32)?;
             self.project(Projection::Out, n, rows)?;
