@@ -134,8 +134,8 @@ impl Front {
 
 /// What steps are told and what they find out.
 struct Staged {
-    chunks: Vec<Staging>,
-    current: Buf,
+    /// Rows of a call's steps, one step after another; the device has those of the step that is next.
+    chunks: Staging,
     tokens: Staging,
     bad: Staging,
     spare_hist: Buf,
@@ -255,7 +255,7 @@ impl Flow {
         self.staged.bad.fetch(ROOM * 4)
     }
 
-    /// Starts one Euler step of `rows`, told through the `n`th staging memory.
+    /// Starts one Euler step of `rows`, told as the `n`th of a call.
     fn solve(&mut self, n: usize, rows: &[ChunkArgs]) -> Result<(), GpuError> {
         let chunks = rows.len().div_ceil(2);
         let Some(width) = WIDTHS.into_iter().find(|&w| w >= chunks) else {
@@ -270,13 +270,12 @@ impl Flow {
 
     /// Puts `rows` where the kernels of a step of `width` chunks find them.
     fn tell(&mut self, n: usize, rows: &[ChunkArgs], width: usize) -> Result<(), GpuError> {
-        let (idle, bytes) = (self.idle(), 2 * width * size_of::<ChunkArgs>());
-        let staging = &mut self.staged.chunks[n];
-        for (i, row) in staging.as_mut::<ChunkArgs>().iter_mut().take(2 * width).enumerate() {
+        let (idle, size, first) = (self.idle(), size_of::<ChunkArgs>(), n * 2 * ROOM);
+        let staging = &mut self.staged.chunks;
+        for (i, row) in staging.as_mut::<ChunkArgs>()[first..][..2 * width].iter_mut().enumerate() {
             *row = rows.get(i).copied().unwrap_or(idle);
         }
-        staging.send(bytes)?;
-        self.device.copy(self.staged.current.ptr, self.staged.chunks[n].dev.ptr, bytes)
+        staging.send_from(first * size, 2 * width * size)
     }
 
     /// The rows of `round`: two of each chunk, or one where the other is known; `whole`: as [`Self::step`] has it.
@@ -378,10 +377,10 @@ impl Flow {
     fn step(&self, width: usize, whole: bool) -> Result<(), GpuError> {
         let (f, k, s) = (&self.config, &self.kernels, &self.scratch);
         let rows = width * 2 * f.block;
-        let (dim, inner, chunks) = (f.dim as i32, f.inner(), self.staged.current.ptr);
+        let (dim, inner, chunks) = (f.dim as i32, f.inner(), self.staged.chunks.dev.ptr);
         let ldx = padded(f.dit_in()) as i32;
         let halo = (CONV_POS_KERNEL - 1) as i32;
-        start!(self.device, k.input, (f.block as u32, 2 * width as u32, 1), 128, 0;
+        start!(self.device, k.input, (f.block as u32, 2 * width as u32, 1), ldx.min(1024) as u32, 0;
             chunks, s.input.ptr, s.hist.ptr, f.spk_dim as i32, halo, ldx)?;
         let base = Conv { rows: rows as i32, scale: 1.0, ..Conv::default() };
         let first = Conv { x: s.input.ptr, ldx, out: s.h0.ptr, oute: s.h0e.ptr, ldo: dim, lde: dim, ..base };
@@ -431,7 +430,7 @@ impl Flow {
             kernels: &self.kernels,
             weights: &self.weights,
             scratch: &self.scratch,
-            chunks: self.staged.current.ptr,
+            chunks: self.staged.chunks.dev.ptr,
             parts: (self.linears.parts.ptr, self.linears.stride()),
             config: &self.config,
             elt: self.linears.gemm.elt,
@@ -462,7 +461,7 @@ impl Flow {
             kernels: &self.kernels,
             weights: &self.weights,
             scratch: &self.scratch,
-            chunks: self.staged.current.ptr,
+            chunks: self.staged.chunks.dev.ptr,
             parts: (self.linears.parts.ptr, self.linears.stride()),
             config: &self.config,
             elt: self.linears.gemm.elt,

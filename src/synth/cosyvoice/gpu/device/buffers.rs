@@ -91,12 +91,21 @@ impl Staging {
 
     /// Sends the first `bytes` bytes to the device.
     pub(in super::super) fn send(&self, bytes: usize) -> Result<(), GpuError> {
-        let bytes = bytes.min(self.dev.bytes);
+        self.send_from(0, bytes)
+    }
+
+    /// Sends `bytes` bytes, from byte `from` on, to the first of the device's.
+    pub(in super::super) fn send_from(&self, from: usize, bytes: usize) -> Result<(), GpuError> {
+        let from = from.min(self.dev.bytes);
+        let bytes = bytes.min(self.dev.bytes - from);
         self.dev.device.enter("copy to the device")?;
         let context = &self.dev.device.context;
-        // SAFETY: both sides are `bytes` long at least and live as long as `self`.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(self.dev.ptr, self.host.cast(), bytes, context.stream()).result() }
-            .map_err(context.failed("copy to the device"))?;
+        // SAFETY: both sides have as many bytes as the device's, which `from + bytes` does not exceed, and live as long as
+        // `self`.
+        unsafe {
+            sys::cuMemcpyHtoDAsync_v2(self.dev.ptr, self.host.add(from).cast(), bytes, context.stream()).result()
+        }
+        .map_err(context.failed("copy to the device"))?;
         context.started(1)
     }
 

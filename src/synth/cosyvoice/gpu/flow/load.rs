@@ -234,8 +234,7 @@ impl Flow {
             front,
             scratch: scratch(packer, config)?,
             staged: Staged {
-                chunks: (0..f.steps).map(|_| Staging::new(device, "chunks", chunk_bytes)).collect::<Result<_, _>>()?,
-                current: device.zeros("chunks", chunk_bytes)?,
+                chunks: Staging::new(device, "chunks", f.steps * chunk_bytes)?,
                 tokens: Staging::new(device, "chunk tokens", tokens_bytes)?,
                 bad: Staging::new(device, "flags", ROOM * 4)?,
                 spare_hist: device.zeros("histories", hist_bytes)?,

@@ -268,9 +268,10 @@ template <int MW, int G, int TILE> DEV void attend(ATTEND_ARGS) {
         ml[grp * QB + f1] = make_float2(s.m1, s.l1);
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < QB * (HD / 2); i += T) {
-        int f = i / (HD / 2), d = i % (HD / 2) * 2;
-        if (q0 + f >= BLOCK) break;
+#pragma unroll
+    for (int u = 0; u < (QB * (HD / 2) + T - 1) / T; u++) {
+        const int i = threadIdx.x + u * T, f = i / (HD / 2), d = i % (HD / 2) * 2;
+        if (i >= QB * (HD / 2) || q0 + f >= BLOCK) break;
         float m = -1e30f, l = 0.f;
         float2 x = make_float2(0.f, 0.f);
 #pragma unroll

@@ -207,7 +207,8 @@ KERNEL flow_keep(const elt* x, const elt* y, const u64* hist, i64 off, int frame
 // h += gate * y (unless y is null), then LayerNorm and modulation into a. A block a row, sums in float.
 //
 // What does not depend on the step before is read before waiting for it: `chunks` was written before the first kernel
-// of the step began, and modulation never changes.
+// of the step began, and modulation never changes. All else is asked for at once after that: a store between two loads
+// would have the second wait for the first.
 #define LN_THREADS 128
 #define PER ((DIM + 4 * LN_THREADS - 1) / (4 * LN_THREADS))
 DEV float row_sum(float v, float* part) {
@@ -225,30 +226,41 @@ template <class Y> DEV void norm(const Chunk* chunks, float* h, Y y, elt* a, con
     const int row = blockIdx.x;
     const float* m = mod + chunks[row / BLOCK].step * step_stride;
     float* hr = h + (i64)row * DIM;
-    float4 gt[PER], sc[PER], sh[PER];
+    float4 gt[PER], sc[PER], sh[PER], own[PER];
 #pragma unroll
     for (int i = 0; i < PER; i++) {
         int c = (i * LN_THREADS + threadIdx.x) * 4;
-        gt[i] = sc[i] = sh[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+        gt[i] = sc[i] = sh[i] = own[i] = make_float4(0.f, 0.f, 0.f, 0.f);
         if (c >= DIM) continue;
-        if (y) gt[i] = *(const float4*)(m + gate + c);
+        if (y) {
+            gt[i] = *(const float4*)(m + gate + c);
+            own[i] = y.before(c);
+        }
         sc[i] = *(const float4*)(m + scale + c);
         sh[i] = *(const float4*)(m + shift + c);
     }
     dep_wait();
+    float4 was[PER], read[PER][Y::READS];
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        int c = (i * LN_THREADS + threadIdx.x) * 4;
+        was[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+        if (c >= DIM) continue;
+        was[i] = *(const float4*)(hr + c);
+        if (y)
+#pragma unroll
+            for (int n = 0; n < Y::READS; n++) read[i][n] = y.at(n, row, c);
+    }
     float v[PER][4];
     float sum = 0.f;
 #pragma unroll
     for (int i = 0; i < PER; i++) {
         int c = (i * LN_THREADS + threadIdx.x) * 4;
-        float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
-        if (c < DIM) {
-            x = *(const float4*)(hr + c);
-            if (y) {
-                const float4 p = y.at(row, c);
-                x.x = fmaf(gt[i].x, p.x, x.x); x.y = fmaf(gt[i].y, p.y, x.y); x.z = fmaf(gt[i].z, p.z, x.z); x.w = fmaf(gt[i].w, p.w, x.w);
-                *(float4*)(hr + c) = x;
-            }
+        float4 x = was[i];
+        if (y && c < DIM) {
+            const float4 p = y.sum(own[i], read[i]);
+            x.x = fmaf(gt[i].x, p.x, x.x); x.y = fmaf(gt[i].y, p.y, x.y); x.z = fmaf(gt[i].z, p.z, x.z); x.w = fmaf(gt[i].w, p.w, x.w);
+            *(float4*)(hr + c) = x;
         }
         v[i][0] = x.x; v[i][1] = x.y; v[i][2] = x.z; v[i][3] = x.w;
         sum += x.x + x.y + x.z + x.w;
@@ -273,27 +285,30 @@ template <class Y> DEV void norm(const Chunk* chunks, float* h, Y y, elt* a, con
 
 // y as a GEMM leaves it: as elements; or as what the blocks that shared its inputs found, without its bias.
 struct Whole {
+    enum { READS = 1 };
     const elt* y;
     DEV operator bool() const { return y; }
-    DEV float4 at(int row, int c) const {
+    DEV float4 before(int) const { return make_float4(0.f, 0.f, 0.f, 0.f); }
+    DEV float4 at(int, int row, int c) const {
         const float2 p = load2(y + (i64)row * DIM + c), q = load2(y + (i64)row * DIM + c + 2);
         return make_float4(p.x, p.y, q.x, q.y);
     }
+    DEV float4 sum(float4, const float4* read) const { return read[0]; }
 };
 KERNEL __launch_bounds__(LN_THREADS) flow_norm(const Chunk* chunks, float* h, const elt* y, elt* a, const float* mod, i64 step_stride, i64 gate, i64 shift, i64 scale, float eps) {
     norm(chunks, h, Whole{y}, a, mod, step_stride, gate, shift, scale, eps);
 }
 #define PARTS 4
 struct Shares {
+    enum { READS = PARTS };
     const float *y, *bias;
     i64 stride; // from one part to the next
     DEV operator bool() const { return true; }
-    DEV float4 at(int row, int c) const {
-        float4 v = *(const float4*)(bias + c), p[PARTS];
+    DEV float4 before(int c) const { return *(const float4*)(bias + c); }
+    DEV float4 at(int part, int row, int c) const { return *(const float4*)(y + part * stride + (i64)row * DIM + c); }
+    DEV float4 sum(float4 v, const float4* read) const {
 #pragma unroll
-        for (int i = 0; i < PARTS; i++) p[i] = *(const float4*)(y + i * stride + (i64)row * DIM + c);
-#pragma unroll
-        for (int i = 0; i < PARTS; i++) { v.x += p[i].x; v.y += p[i].y; v.z += p[i].z; v.w += p[i].w; }
+        for (int i = 0; i < PARTS; i++) { v.x += read[i].x; v.y += read[i].y; v.z += read[i].z; v.w += read[i].w; }
         return v;
     }
 };
@@ -304,16 +319,19 @@ KERNEL __launch_bounds__(LN_THREADS) flow_norm_shares(const Chunk* chunks, float
 // x += dt * ((1 + guidance) guided - guidance unguided); says which chunk is no longer finite.
 KERNEL flow_euler(const Chunk* chunks, const float* v, const float* dt, float guidance, int ldv, int* bad) {
     dep_go();
-    dep_wait();
     const Chunk& c = chunks[blockIdx.y];
-    if (c.row != 0) return;
+    const int row = c.row;
+    const float time = row == 0 ? dt[c.step] : 0.f, *other = (const float*)c.unguided;
+    float* x = chunk_x(c);
+    dep_wait();
+    if (row != 0) return;
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= BLOCK * MEL) return;
     int f = i / MEL, m = i % MEL;
-    const float guided = v[((i64)blockIdx.y * BLOCK + f) * ldv + m], unguided = ((const float*)c.unguided)[f * ldv + m];
+    const float guided = v[((i64)blockIdx.y * BLOCK + f) * ldv + m], unguided = other[f * ldv + m];
     float d = (1.f + guidance) * guided - guidance * unguided;
-    float* x = chunk_x(c) + i;
-    float n = *x + dt[c.step] * d;
+    x += i;
+    float n = *x + time * d;
     *x = n;
     if (f < c.frames && !(fabsf(n) < 1e30f)) bad[c.flag] = 1;
 }

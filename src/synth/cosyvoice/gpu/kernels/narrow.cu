@@ -29,34 +29,46 @@ template <int N, int CH, bool SHARED> DEV void narrow(const elt* x, const elt* w
     if (!SHARED)
 #pragma unroll
         for (int j = 0; j < HALF / 4; j++) b[j] = *(const float2*)(bias + col + j * 8);
+    // Where a thread's pieces of the first 64 inputs lie and go is found before the wait: what is left after it is copies alone.
+    constexpr int PIECES = (BLOCK * 8 + 127) / 128;
+    const bool last = tid + (PIECES - 1) * 128 < BLOCK * 8;
+    const elt* from[PIECES];
+    u32 to[PIECES];
+#pragma unroll
+    for (int m = 0; m < PIECES; m++) {
+        const int i = min(tid + m * 128, BLOCK * 8 - 1), t = i >> 3, p = i & 7;
+        from[m] = x + (row0 + t) * k + k0 + p * 8;
+        to[m] = x_s + t * 128 + ((p ^ (t & 7)) << 4);
+        asm volatile("" : "+l"(from[m]), "+r"(to[m]));
+    }
     dep_wait();
 #pragma unroll
     for (int c = 0; c < CH; c++) {
 #pragma unroll
-        for (int i = tid; i < BLOCK * 8; i += 128) {
-            const int t = i >> 3, p = i & 7;
-            cp16(x_s + c * NARROW_X + t * 128 + ((p ^ (t & 7)) << 4), x + (row0 + t) * k + k0 + c * 64 + p * 8, true);
-        }
+        for (int m = 0; m < PIECES; m++)
+            if (m < PIECES - 1 || last) cp16(to[m] + c * NARROW_X, from[m] + c * 64, true);
         cp_commit();
     }
     float acc[N / 2] = {};
     const u64 shape = (1ull << 16) | (64ull << 32) | (1ull << 62);
-    // Step c, once no more than `cp_wait` says of those after it are still in flight.
-    auto step = [&](int c) {
+    // Two steps, once no more than `cp_wait` says of those after them are still in flight: a fence and a barrier cost what a
+    // step does.
+    auto two = [&](int first) {
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
-        const u64 a = (u64)((x_s + c * NARROW_X) >> 4) | shape, v = (u64)((w_s + c * WEIGHTS) >> 4) | shape;
         group_fence();
 #pragma unroll
-        for (int q = 0; q < 4; q++) group_mma<N>(acc, a + 2 * q, v + 2 * q, c > 0 || q > 0);
+        for (int c = first; c < first + 2; c++) {
+            const u64 a = (u64)((x_s + c * NARROW_X) >> 4) | shape, v = (u64)((w_s + c * WEIGHTS) >> 4) | shape;
+#pragma unroll
+            for (int q = 0; q < 4; q++) group_mma<N>(acc, a + 2 * q, v + 2 * q, c > 0 || q > 0);
+        }
         group_commit();
     };
-    if constexpr (CH == 8) { cp_wait<7>(); step(0); cp_wait<6>(); step(1); cp_wait<5>(); step(2); cp_wait<4>(); step(3); }
-    if constexpr (CH >= 4) { cp_wait<3>(); step(CH - 4); cp_wait<2>(); step(CH - 3); }
-    cp_wait<1>();
-    step(CH - 2);
+    if constexpr (CH == 8) { cp_wait<6>(); two(0); cp_wait<4>(); two(2); }
+    if constexpr (CH >= 4) { cp_wait<2>(); two(CH - 4); }
     cp_wait<0>();
-    step(CH - 1);
+    two(CH - 2);
     group_wait();
     __syncthreads();
     // Each warpgroup adds up half of the outputs.
