@@ -9,6 +9,8 @@
 //! - **Steps that make first audio are launched as well**, so that the next new turn decodes meanwhile. Simulated with
 //!   the costs of one H200, 12.5 and 37 turns of 8 s a second: first audio p95 31.7 and 44.8 ms, where only steps that
 //!   make no first audio are launched 40.4 and 54.0, where none is 39.7 and 53.3; with batch 31.4, 38.3 and 36.8.
+//! - **Batch work is opened beside a step** and not between two: some eighty utterances a second end and begin where batch has
+//!   the device, which stood still for each. Not beside a step that makes first audio, whose next step would wait for it.
 //! - **While such a step is in flight only short ones run** ([`SHORT`]): the next step of the turn that it is for waits
 //!   for them.
 

@@ -71,10 +71,9 @@ DEV void epilogue(const Conv& p, int n, int row, float a, float b, float rs, Add
     if (p.out) *(float2*)(p.out + o) = make_float2(a, b);
     if (p.oute) store2(p.oute + (i64)row * p.lde + n, fa, fb);
 }
-DEV void epilogue(const Conv& p, int n, int row, float a, float b, float rs, Added add) {
-    epilogue(p, n, row, a, b, rs, add, added_late(p, n, row), alphas(p, n));
+DEV void epilogue(const Conv& p, int n, int row, float a, float b, float rs) {
+    epilogue(p, n, row, a, b, rs, added(p, n, row), added_late(p, n, row), alphas(p, n));
 }
-DEV void epilogue(const Conv& p, int n, int row, float a, float b, float rs) { epilogue(p, n, row, a, b, rs, added(p, n, row)); }
 
 // The inputs' axis is cut into parts whose sums are added in order; of long inputs, two parts to each other before that.
 #define SPLITS 16
