@@ -269,24 +269,22 @@ impl Scheduler {
         if self.arrivals.rate(now) >= gather::CROWDED {
             gather::hold_back(&mut candidates, &self.table, &self.config, now, self.inflight.is_urgent());
         }
-        let idle = |table: &Table, config: &Config| Plan::Idle { until: rank::wake_at(table, now, config) };
         let hurried = self.inflight.is_urgent() || candidates.first().is_some_and(|c| c.rank.is_hurried());
-        if let Some((stage, limit)) = self.inflight.concurrent(&self.config) {
-            let step = self.select_concurrent(now, &candidates, stage, limit).map(Plan::Run);
-            let plan = step.or_else(|| if hurried { None } else { self.placement().batch(false) });
-            return plan.unwrap_or_else(|| idle(&self.table, &self.config));
-        }
-        let starving = self.starvation.starves(now, &self.config);
-        // A launched step's time is enough to open them: the device does not wait for that.
-        let opens_meanwhile = self.limits.launches && candidates.first().is_some_and(|c| c.stage.is_launched());
-        if (!hurried && !opens_meanwhile || starving)
-            && let Some(plan) = self.placement().batch(starving)
-        {
-            return plan;
-        }
-        let plan = self.select(now, &candidates, starving);
+        let plan = if let Some((stage, limit)) = self.inflight.concurrent(&self.config) {
+            self.select_concurrent(now, &candidates, stage, limit).map(Plan::Run)
+        } else {
+            let starving = self.starvation.starves(now, &self.config);
+            // There is time for that while a launched step runs.
+            let opens_later = self.limits.launches && candidates.first().is_some_and(|c| c.stage.is_launched());
+            if (!hurried && !opens_later || starving)
+                && let Some(plan) = self.placement().batch(starving)
+            {
+                return plan;
+            }
+            self.select(now, &candidates, starving)
+        };
         let plan = plan.or_else(|| if hurried { None } else { self.placement().batch(false) });
-        plan.unwrap_or_else(|| idle(&self.table, &self.config))
+        plan.unwrap_or_else(|| Plan::Idle { until: rank::wake_at(&self.table, now, &self.config) })
     }
 
     /// Answers [`Plan::Open`].
