@@ -1,4 +1,4 @@
-//! The vocabulary that calls, scheduler and voices share: plain data, no behaviour but cancellation.
+//! The vocabulary that calls, scheduler and voices share: plain data, no behaviour but cancellation and the check of a speed.
 
 use std::fmt;
 use std::ops::{Range, RangeInclusive};
@@ -11,6 +11,17 @@ use tokio::sync::Notify;
 
 /// Speaking rates that may be asked for, 1.0 as the voice speaks.
 pub const SPEEDS: RangeInclusive<f32> = 0.25..=4.0;
+
+/// `speed`, where it may be asked for.
+///
+/// # Errors
+/// It is none of [`SPEEDS`], which the message says.
+pub fn checked_speed(speed: f32) -> Result<f32, String> {
+    if SPEEDS.contains(&speed) {
+        return Ok(speed);
+    }
+    Err(format!("speed {speed} is outside {} to {}", SPEEDS.start(), SPEEDS.end()))
+}
 
 /// What is spoken one after the other: a call, a streamed request, one lane of a batch job.
 ///

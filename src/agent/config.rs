@@ -12,7 +12,7 @@ use crate::call::{Interruptible, Style};
 use crate::file;
 use crate::host;
 use crate::secret::Secret;
-use crate::turn::{SPEEDS, Streaming};
+use crate::turn::{Streaming, checked_speed};
 
 /// `[agent.NAME]`
 #[derive(Clone, Debug, Deserialize)]
@@ -241,9 +241,7 @@ impl Agent {
             [_] => {}
             _ => return Err(format!("{}: an agent is one of these; remove the others", given.join(" and "))),
         }
-        if !SPEEDS.contains(&self.speed) {
-            return Err(format!("speed = {}: expected 0.25 to 4", self.speed));
-        }
+        checked_speed(self.speed)?;
         let is_socket = |url: &str| ["ws://", "wss://"].iter().any(|scheme| url.starts_with(scheme));
         let socket = |key: &str, url: &str| {
             let read = host::url(url, &["ws", "wss"]).map_err(|error| format!("{key} {error}"));

@@ -50,7 +50,7 @@ use crate::node::{NodeName, fresh_id};
 use crate::postgres::{self, Database, Health};
 use crate::synth::device::Engine;
 use crate::text::CurrentLexicon;
-use crate::turn::Markup;
+use crate::turn::{Markup, checked_speed};
 
 /// Most jobs that are listed at once.
 pub const PAGE: u32 = 1_000;
@@ -398,9 +398,7 @@ impl Batch {
                 config.max_chars
             )));
         }
-        if !(0.25..=4.0).contains(&spec.speed) {
-            return Err(BatchError::Input(format!("speed {} is outside 0.25 to 4.0", spec.speed)));
-        }
+        checked_speed(spec.speed).map_err(BatchError::Input)?;
         let (language, lexicon) = (spec.language.as_deref(), config.lexicon.get());
         let mut items: Vec<Vec<String>> = Vec::with_capacity(spec.items.len());
         for (n, item) in spec.items.iter().enumerate() {

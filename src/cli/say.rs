@@ -17,7 +17,7 @@ use crate::synth::cosyvoice::backend::LanguageModel;
 use crate::synth::device::{Engine, Loader, Phase};
 use crate::synth::{Slot, Stage, Step, TextOrder};
 use crate::text::Normalise;
-use crate::turn::{Class, Markup, SPEEDS, StageTimes, StreamId, TurnToken, Utterance, UtteranceId, WordTimes};
+use crate::turn::{Class, Markup, StageTimes, StreamId, TurnToken, Utterance, UtteranceId, WordTimes, checked_speed};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -103,10 +103,7 @@ impl From<Order> for TextOrder {
 }
 
 fn speed(text: &str) -> Result<f32, String> {
-    match text.parse() {
-        Ok(speed) if SPEEDS.contains(&speed) => Ok(speed),
-        _ => Err("expected a number from 0.25 to 4, for example 1.2".to_owned()),
-    }
+    checked_speed(text.parse().map_err(|_| "expected a number, for example 1.2")?)
 }
 
 /// Speaks, streaming: the first audio is written as soon as it is made.

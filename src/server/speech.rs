@@ -18,7 +18,7 @@ use crate::call::segment::{Cut, Script, SegmentConfig};
 use crate::gateway::Gateway;
 use crate::gateway::speaker::{Manner, Speaker, SpeechError};
 use crate::text::{Normalise, Say};
-use crate::turn::SPEEDS;
+use crate::turn::checked_speed;
 use crate::voice::copies;
 
 /// Longest input of one request in characters, as OpenAI's; longer texts are batch work.
@@ -181,12 +181,8 @@ pub fn format_of(name: Option<&str>) -> Result<Format, ApiError> {
 /// # Errors
 /// 400 when it is out of range.
 pub fn speed_of(speed: Option<f32>) -> Result<f32, ApiError> {
-    let speed = speed.unwrap_or(1.0);
-    if SPEEDS.contains(&speed) {
-        Ok(speed)
-    } else {
-        Err(ApiError::bad_request("invalid_speed", "`speed` must lie between 0.25 and 4").param("speed"))
-    }
+    checked_speed(speed.unwrap_or(1.0))
+        .map_err(|mistake| ApiError::bad_request("invalid_speed", mistake).param("speed"))
 }
 
 /// The amplitude, checked.

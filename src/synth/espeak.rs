@@ -38,7 +38,7 @@ use super::{
     VoiceInfo,
 };
 use crate::clock;
-use crate::turn::{Class, Utterance};
+use crate::turn::{Class, Utterance, checked_speed};
 use crate::voice::loudness::{self, Leveller};
 
 /// The engine's name in [`Caps`].
@@ -186,9 +186,7 @@ impl Espeak {
             (None, Some(language)) => self.catalogue.for_language(language, &self.config.voice)?,
             (None, None) => self.catalogue.resolve(&self.config.voice)?,
         };
-        if !(0.25..=4.0).contains(&speed) {
-            return Err(SynthError::Input(format!("speed {speed} is outside 0.25 to 4.0")));
-        }
+        checked_speed(speed).map_err(SynthError::Input)?;
         let (slowest, fastest) = RATE_LIMITS;
         let words_per_minute = (WORDS_PER_MINUTE * speed).clamp(slowest, fastest).round() as u32;
         Ok(Manner { voice, words_per_minute })

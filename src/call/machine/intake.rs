@@ -23,7 +23,7 @@ use crate::call::handle::{PlayRequest, SpeakError, Style, TextDelta, TurnRequest
 use crate::call::segment::Script;
 use crate::call::{CallEvent, EndReason, Interruptible, TurnId};
 use crate::media::resample;
-use crate::turn::SPEEDS;
+use crate::turn::{SPEEDS, checked_speed};
 
 /// The rest of a stream that was cut off is recognised by coming without a pause. Longer than the pause
 /// between two tokens, shorter than any caller's sentence that leads to a new reply.
@@ -74,9 +74,7 @@ impl Intake {
         out: &mut Outbox,
     ) -> Result<TurnId, SpeakError> {
         is_open(speaking)?;
-        if !SPEEDS.contains(&request.style.speed) {
-            return Err(SpeakError::Invalid("speed must be between 0.25 and 4".into()));
-        }
+        checked_speed(request.style.speed).map_err(SpeakError::Invalid)?;
         let Style { markup, lexicon, .. } = &request.style;
         let cuts = Script::whole_reading(&request.text, out.shared.config.segment.clone(), *markup, lexicon)
             .map_err(SpeakError::Invalid)?;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{cut, is_inline};
+use crate::turn::SPEEDS;
 
 /// The longest break.
 const LONGEST_BREAK: Duration = Duration::from_secs(10);
@@ -95,7 +96,7 @@ pub(super) fn rate_of(text: &str) -> Result<f32, String> {
         Some(share) => share.parse::<f32>().ok().map(|n| n / 100.0),
         None => text.parse::<f32>().ok(),
     });
-    rate.filter(|rate| (0.25..=4.0).contains(rate)).ok_or_else(|| {
+    rate.filter(|rate| SPEEDS.contains(rate)).ok_or_else(|| {
         let text = cut(text);
         format!("rate=\"{text}\": expected x-slow, slow, medium, fast, x-fast, or a share such as 120%, 25% to 400%")
     })

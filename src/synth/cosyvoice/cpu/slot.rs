@@ -13,6 +13,7 @@ use crate::synth::cosyvoice::config::{Config, LlmConfig};
 use crate::synth::cosyvoice::noise::SineTable;
 use crate::synth::cosyvoice::respeed::Respeed;
 use crate::synth::cosyvoice::sample;
+use crate::turn::checked_speed;
 
 /// Mel frames vocoded at once: bounds the memory of the widest layer.
 const VOCODE_FRAMES: usize = 100;
@@ -56,10 +57,7 @@ pub(in crate::synth::cosyvoice) fn check(
             llm.speech_tokens
         )));
     }
-    if !(0.25..=4.0).contains(&request.speed) {
-        return Err(SynthError::Input(format!("speed {} is not within 0.25 to 4", request.speed)));
-    }
-    Ok(())
+    checked_speed(request.speed).map(drop).map_err(SynthError::Input)
 }
 
 /// Whether ids that are to be fed are in the model's tables; the same on every device.
