@@ -7,18 +7,15 @@ use std::thread;
 
 use antiphon::media::leg::{LegEvent, PeerReport};
 use antiphon::media::webrtc::WebRtcLeg;
-use antiphon::server::auth::Caller;
 use antiphon::server::error::ApiError;
 use antiphon::server::whip::{AcceptCall, Asked, WhipState, router};
 use antiphon::webrtc::{SessionId, WebRtcConfig};
-use antiphon_loadgen::{synthetic, wav};
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use crate::chromium::Page;
 use crate::interop::speak;
 use crate::lossy::relay;
-use crate::support::{gateway, within};
+use crate::support::{gateway, site_and_browser, within};
 
 /// The header extension by which packets are numbered for it.
 const TRANSPORT_CC: &str = "http://www.ietf.org/id/draft-holmer-rmcat-transport-wide-cc-extensions-01";
@@ -89,16 +86,7 @@ async fn what_chromium_says_of_each_packet_tells_the_loss_between_its_reports() 
     let state = WhipState { gateway: gateway.clone(), accept: Reported(tell) };
     let page =
         PAGE.replace("OWN", &gateway.local_addr().port().to_string()).replace("RELAY", &relayed.port().to_string());
-    let pages = axum::Router::new().route("/", axum::routing::get(async || axum::response::Html(page)));
-    let router = pages.merge(router(state).layer(axum::Extension(Caller::anybody())));
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let site = format!("http://{}/", listener.local_addr().expect("bound"));
-    tokio::spawn(async move { axum::serve(listener, router).await });
-    let folder = tempfile::tempdir().expect("a folder");
-    let microphone = folder.path().join("quiet.wav");
-    wav::write(&microphone, &synthetic::noise(1, 48_000, 0.1)).expect("written");
-
-    let mut page = Page::open(&microphone).await;
+    let (site, mut page, _microphone) = site_and_browser(page, router(state)).await;
     page.ask("Page.navigate", json!({ "url": site })).await;
     page.until("document.getElementById('go')?.onclick != null", "location.href").await;
     page.click("go").await;

@@ -9,20 +9,19 @@ use std::time::{Duration, Instant};
 use antiphon::media::decode::RATE;
 use antiphon::media::leg::{LegEvent, MediaLeg, OutPacket};
 use antiphon::media::webrtc::WebRtcLeg;
-use antiphon::server::auth::Caller;
 use antiphon::server::error::ApiError;
 use antiphon::server::whip::{AcceptCall, Asked, WhipState, router};
 use antiphon::webrtc::{SessionId, WebRtcConfig};
 use antiphon_loadgen::correlate::correlate;
 use antiphon_loadgen::heard::Clip;
-use antiphon_loadgen::{synthetic, wav};
+use antiphon_loadgen::wav;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::json;
 
 use crate::chromium::Page;
 use crate::loss::{arriving, hear};
-use crate::support::gateway;
+use crate::support::{gateway, site_and_browser};
 
 /// Share of packets lost, and the seed of the network.
 type Network = (f64, u64);
@@ -144,15 +143,7 @@ async fn what_we_hear_is_as_good_as_what_chromium_plays_of_the_same_packets() {
     let network = Arc::new(Mutex::new((0.0, 1)));
     let gateway = gateway(WebRtcConfig::default()).await;
     let state = WhipState { gateway: gateway.clone(), accept: Spoilt(network.clone()) };
-    let pages = axum::Router::new().route("/", axum::routing::get(async || axum::response::Html(PAGE)));
-    let router = pages.merge(router(state).layer(axum::Extension(Caller::anybody())));
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let site = format!("http://{}/", listener.local_addr().expect("bound"));
-    tokio::spawn(async move { axum::serve(listener, router).await });
-    let folder = tempfile::tempdir().expect("a folder");
-    let microphone = folder.path().join("quiet.wav");
-    wav::write(&microphone, &synthetic::noise(1, 48_000, 0.1)).expect("written");
-    let mut page = Page::open(&microphone).await;
+    let (site, mut page, _microphone) = site_and_browser(PAGE.into(), router(state)).await;
 
     let said = sentences();
     let whole = hear(arriving(&said, (0.0, false, 1), antiphon::clock::now())).clip;

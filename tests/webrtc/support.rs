@@ -7,16 +7,21 @@ use std::time::Duration;
 
 use antiphon::media::leg::{LegEnd, LegEvent, MediaLeg, OutPacket};
 use antiphon::media::webrtc::WebRtcLeg;
+use antiphon::server::auth::Caller;
 use antiphon::webrtc::{Gateway, WebRtcConfig};
 use antiphon_loadgen::rtc::peer::{self, Shape};
 use antiphon_loadgen::rtp::Packet;
+use antiphon_loadgen::{synthetic, wav};
 use bytes::Bytes;
 use rtc::peer_connection::configuration::RTCOfferOptions;
 use rtc::rtp;
+use tempfile::TempDir;
 use tokio::sync::mpsc;
 use webrtc::data_channel::{DataChannel, DataChannelEvent};
 use webrtc::media_stream::track_remote::{TrackRemote, TrackRemoteEvent};
 use webrtc::peer_connection::{PeerConnection, RTCIceCandidateInit, RTCPeerConnectionState, RTCSessionDescription};
+
+use crate::chromium::Page;
 
 /// What Firefox numbers Opus, so that a constant 111 anywhere shows.
 pub(crate) const PEER_OPUS: u8 = 109;
@@ -29,6 +34,20 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) async fn gateway(config: WebRtcConfig) -> Gateway {
     Gateway::start(config).await.expect("a free port")
+}
+
+/// A site whose only page is `page`, beside WHIP by `whip`: where it is, and Chromium, whose microphone hears next to nothing as
+/// long as the folder is kept.
+pub(crate) async fn site_and_browser(page: String, whip: axum::Router) -> (String, Page, TempDir) {
+    let pages = axum::Router::new().route("/", axum::routing::get(async move || axum::response::Html(page)));
+    let router = pages.merge(whip.layer(axum::Extension(Caller::anybody())));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let site = format!("http://{}/", listener.local_addr().expect("bound"));
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    let folder = tempfile::tempdir().expect("a folder");
+    let microphone = folder.path().join("quiet.wav");
+    wav::write(&microphone, &synthetic::noise(1, 48_000, 0.1)).expect("written");
+    (site, Page::open(&microphone).await, folder)
 }
 
 /// Nothing here takes seconds on an idle machine; a busy one gets a minute.
