@@ -20,7 +20,7 @@ pub fn checked_speed(speed: f32) -> Result<f32, String> {
     if SPEEDS.contains(&speed) {
         return Ok(speed);
     }
-    Err(format!("speed {speed} is outside {} to {}", SPEEDS.start(), SPEEDS.end()))
+    Err(format!("speed {speed}: expected {} to {}, for example 1.2", SPEEDS.start(), SPEEDS.end()))
 }
 
 /// What is spoken one after the other: a call, a streamed request, one lane of a batch job.
