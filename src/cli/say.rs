@@ -17,7 +17,9 @@ use crate::synth::cosyvoice::backend::LanguageModel;
 use crate::synth::device::{Engine, Loader, Phase};
 use crate::synth::{Slot, Stage, Step, TextOrder};
 use crate::text::Normalise;
-use crate::turn::{Class, Markup, StageTimes, StreamId, TurnToken, Utterance, UtteranceId, WordTimes, checked_speed};
+use crate::turn::{
+    Class, Markup, SPEEDS, StageTimes, StreamId, TurnToken, Utterance, UtteranceId, WordTimes, checked_speed,
+};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -103,7 +105,8 @@ impl From<Order> for TextOrder {
 }
 
 fn speed(text: &str) -> Result<f32, String> {
-    checked_speed(text.parse().map_err(|_| "expected a number, for example 1.2")?)
+    let number = || format!("expected a number from {} to {}, for example 1.2", SPEEDS.start(), SPEEDS.end());
+    checked_speed(text.parse().map_err(|_| number())?)
 }
 
 /// Speaks, streaming: the first audio is written as soon as it is made.

@@ -270,20 +270,19 @@ impl Scheduler {
             gather::hold_back(&mut candidates, &self.table, &self.config, now, self.inflight.is_urgent());
         }
         let hurried = self.inflight.is_urgent() || candidates.first().is_some_and(|c| c.rank.is_hurried());
-        let plan = if let Some((stage, limit)) = self.inflight.concurrent(&self.config) {
-            self.select_concurrent(now, &candidates, stage, limit).map(Plan::Run)
-        } else {
-            let starving = self.starvation.starves(now, &self.config);
-            // There is time for that while a launched step runs.
-            let opens_later = self.limits.launches && candidates.first().is_some_and(|c| c.stage.is_launched());
-            if (!hurried && !opens_later || starving)
-                && let Some(plan) = self.placement().batch(starving)
-            {
-                return plan;
-            }
-            self.select(now, &candidates, starving)
+        let beside = self.inflight.concurrent(&self.config);
+        let starving = beside.is_none() && self.starvation.starves(now, &self.config);
+        // There is time to open batch work while a launched step runs.
+        let launches = self.limits.launches && candidates.first().is_some_and(|c| c.stage.is_launched());
+        let opens_first = starving || !hurried && !launches && beside.is_none();
+        if opens_first && let Some(plan) = self.placement().batch(starving) {
+            return plan;
+        }
+        let plan = match beside {
+            Some((stage, limit)) => self.select_concurrent(now, &candidates, stage, limit).map(Plan::Run),
+            None => self.select(now, &candidates, starving),
         };
-        let plan = plan.or_else(|| if hurried { None } else { self.placement().batch(false) });
+        let plan = plan.or_else(|| if opens_first || hurried { None } else { self.placement().batch(false) });
         plan.unwrap_or_else(|| Plan::Idle { until: rank::wake_at(&self.table, now, &self.config) })
     }
 

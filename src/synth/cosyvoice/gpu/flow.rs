@@ -372,7 +372,7 @@ impl Flow {
         Ok(end)
     }
 
-    /// One Euler step of the `width` chunks that `current` describes; `whole`: they are all blocks of one utterance
+    /// One Euler step of the `width` chunks that [`Self::tell`] described; `whole`: they are all blocks of one utterance
     /// and see each other.
     fn step(&self, width: usize, whole: bool) -> Result<(), GpuError> {
         let (f, k, s) = (&self.config, &self.kernels, &self.scratch);

@@ -161,8 +161,9 @@ template <int U, int NT, int TABLES> DEV void gemv_ahead(const Conv& p) {
 #pragma unroll 1
     for (int i0 = 0; i0 < each; i0 += TABLES) {
         const int n = ((int)blockIdx.x + (i0 + ui) * step) * 16 + 2 * g, some = min(TABLES, each - i0);
+        const bool mine = unit && ui < some;
         Added add;
-        if (unit && ui < some) add = added(p, n, t);
+        if (mine) add = added(p, n, t);
 #pragma unroll 1
         for (int i = 0; i < some; i++) {
             float acc[NT][4] = {};
@@ -195,7 +196,7 @@ template <int U, int NT, int TABLES> DEV void gemv_ahead(const Conv& p) {
             }
         }
         __syncthreads();
-        if (unit && ui < some) {
+        if (mine) {
             if (i0 == 0 && p.eps > 0.f) inv = inverse_rms(p, sq, t);
             skinny_epilogue(p, n, t, parts_sum<NT>(red[ui], uj, uh, lane, per > 2), inv, add);
         }
