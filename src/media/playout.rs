@@ -9,6 +9,10 @@
 //!
 //! # Why
 //! - The first frame of a spurt anchors it and leaves at once: waiting for a tick would add 10 ms on average.
+//! - A stream that never stops lets its slots of silence pass once speech is on its way, so that this too leaves at once and not
+//!   with the next slot: 10 ms sooner on average. The timestamp moves by the time that passed, so the peer plays it sooner,
+//!   too, and sees neither loss nor jitter. Only behind 200 ms of silence, as concealment at the far end goes on from what it
+//!   heard last, and for 100 ms at most: most voices make their first sound in less, and nobody takes that for a broken path.
 //! - A late wake sends at most two frames together. More would overflow small jitter buffers at the far end,
 //!   which discard what a gap would merely delay; so after a longer stall the schedule moves on instead.
 //! - When speech comes too late nothing is made up: the next frame begins a new spurt with marker bit and a
@@ -37,6 +41,9 @@ pub const PREPARED: usize = 2;
 /// Frames of a pause that are sent before the rest is left out: concealment at the far end goes on from silence then, and short
 /// pauses between words stay as they are. libopus sends as many.
 const HANGOVER: u32 = 10;
+
+/// So long a stream that never stops waits for speech that is on its way.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Of what is left out one frame in so many is sent all the same: paths stay open.
 const REFRESH: u32 = 20;
@@ -149,6 +156,8 @@ pub struct Playout {
     /// Nothing at all leaves.
     muted: bool,
     expecting: bool,
+    /// Since when speech is on its way to a silent listener.
+    coming: Option<Instant>,
     /// Since when a listener waits for speech that was due.
     dry_since: Option<Instant>,
     /// The next packet follows a hole in the timeline.
@@ -207,6 +216,7 @@ impl Playout {
             paused: false,
             muted: false,
             expecting: false,
+            coming: None,
             dry_since: None,
             discontinuity: true,
             stalled: None,
@@ -278,6 +288,14 @@ impl Playout {
         }
     }
 
+    /// Says whether speech is on its way to a listener who hears none.
+    pub fn await_speech(&mut self, now: Instant, coming: bool) {
+        if coming != self.coming.is_some() {
+            self.coming = coming.then_some(now);
+            self.ready_since = Some(now);
+        }
+    }
+
     /// Freezes speech (`true`) or lets it go on. A continuous stream carries silence meanwhile.
     pub fn pause(&mut self, now: Instant, paused: bool) {
         self.paused = paused;
@@ -316,8 +334,9 @@ impl Playout {
         }
         loop {
             let speech = !self.paused && !self.frames.is_empty();
+            let nothing = !speech && self.tones.is_idle();
             if self.spurt.is_none() {
-                if !speech && self.tones.is_idle() {
+                if nothing && (!self.never_stops() || self.patient_until().is_some_and(|until| now < until)) {
                     return None;
                 }
                 self.begin_spurt(now);
@@ -325,7 +344,8 @@ impl Playout {
             let mut spurt = self.spurt?;
             let due = spurt.due();
             let late = now.checked_duration_since(due)?;
-            if !speech && self.tones.is_idle() && !self.never_stops() {
+            let waits = self.quiet >= HANGOVER && self.patient_until().is_some_and(|until| due < until);
+            if nothing && (!self.never_stops() || waits) {
                 self.spurt = None;
                 self.silent = true;
                 if self.expecting && !self.paused {
@@ -370,6 +390,7 @@ impl Playout {
         match &self.spurt {
             Some(spurt) => Some(spurt.due()),
             None if !self.tones.is_idle() || (!self.paused && !self.frames.is_empty()) => self.ready_since,
+            None if self.never_stops() => self.patient_until().or(self.ready_since),
             None => None,
         }
     }
@@ -418,6 +439,11 @@ impl Playout {
 
     fn never_stops(&self) -> bool {
         self.continuous || self.filled
+    }
+
+    /// How long slots of silence may pass, as speech is on its way.
+    fn patient_until(&self) -> Option<Instant> {
+        self.coming.filter(|_| !self.filled && !self.paused).map(|since| since + PATIENCE)
     }
 
     fn begin_spurt(&mut self, now: Instant) {

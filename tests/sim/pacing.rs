@@ -14,8 +14,25 @@ fn a_continuous_leg_never_pauses_and_speech_waits_at_most_a_frame() {
     let times = world.packets.iter().map(|(at, _)| (*at - world.start).as_millis()).collect::<Vec<_>>();
     assert!(times.windows(2).all(|pair| pair[1] - pair[0] == 20));
     let first = world.when(|e| matches!(e, CallEvent::FirstAudio { .. })).unwrap();
-    // Ready at 1,013 ms, next slot at 1,020 ms.
+    // Ready at 1,013 ms, when the silence before it still lasts until 1,020 ms.
     assert_eq!(first, 1_020 * MS);
+}
+
+#[test]
+fn a_continuous_leg_sends_no_silence_in_front_of_speech_that_is_on_its_way() {
+    let mut world = World::with(CallConfig::default(), format(Codec::Pcmu, true));
+    world.run(1_015 * MS);
+    world.say("Hello there, caller.");
+    world.run(2_000 * MS);
+    // Ready at 1,025 ms; the slot at 1,020 ms had passed without a packet.
+    assert_eq!(world.when(|e| matches!(e, CallEvent::FirstAudio { .. })), Some(1_025 * MS));
+    let times = world.packets.iter().map(|(at, _)| (*at - world.start).as_millis()).collect::<Vec<_>>();
+    assert_eq!(times[49..53], [980, 1_000, 1_025, 1_045]);
+    assert!(times[51..].windows(2).all(|pair| pair[1] - pair[0] == 20));
+    let (before, first) = (&world.packets[50].1, &world.packets[51].1);
+    assert_eq!(first.sequence, before.sequence.wrapping_add(1));
+    // 25 ms are 200 ticks at 8 kHz.
+    assert_eq!((first.marker, first.timestamp), (true, before.timestamp.wrapping_add(200)));
 }
 
 #[test]

@@ -159,6 +159,65 @@ fn a_continuous_stream_never_stops_and_speech_takes_its_next_slot() {
 }
 
 #[test]
+fn a_continuous_stream_lets_silence_pass_for_speech_that_is_on_its_way() {
+    let mut world = World::new(Codec::Pcmu, true);
+    let start = world.now;
+    assert_eq!(world.run(start + 305 * MS).len(), 16);
+    world.playout.await_speech(world.now, true);
+    assert!(world.run(start + 333 * MS).is_empty());
+    world.push(1, 2);
+    let out = world.run(start + 380 * MS);
+    let kinds =
+        out.iter().map(|(at, d)| ((*at - start).as_millis(), matches!(d.body, Body::Speech(_)))).collect::<Vec<_>>();
+    assert_eq!(kinds, [(333, true), (353, true), (373, false)]);
+    let first = &out[0].1;
+    assert_eq!((first.marker, first.anchored, first.late), (true, Some(start + 333 * MS), Duration::ZERO));
+    // Nothing is missing; 333 ms are 2,664 ticks at 8 kHz.
+    assert_eq!((first.sequence, first.timestamp), (10, (u32::MAX - 1_000).wrapping_add(2_664)));
+    assert!(!out[1].1.marker && !out[2].1.marker);
+}
+
+#[test]
+fn a_continuous_stream_goes_on_when_speech_takes_long_or_does_not_come() {
+    let mut world = World::new(Codec::Pcmu, true);
+    let start = world.now;
+    world.run(start + 305 * MS);
+    world.playout.await_speech(world.now, true);
+    let out = world.run(start + 450 * MS);
+    let times = |out: &[(Instant, Departure)]| out.iter().map(|(at, _)| (*at - start).as_millis()).collect::<Vec<_>>();
+    assert_eq!(times(&out), [405, 425, 445]);
+    assert!(out[0].1.marker && out.iter().all(|(_, d)| d.body == Body::Silence && d.stalled.is_none()));
+    // It does not wait again for the same speech, however long that takes.
+    assert_eq!(world.run(start + 900 * MS).len(), 22);
+    world.playout.await_speech(world.now, false);
+    world.playout.await_speech(world.now, true);
+    assert!(world.run(start + 950 * MS).is_empty());
+    world.playout.await_speech(world.now, false);
+    assert_eq!(times(&world.run(start + 975 * MS)), [950, 970]);
+}
+
+#[test]
+fn a_continuous_stream_lets_nothing_pass_behind_sound_or_while_paused() {
+    let mut world = World::new(Codec::Pcmu, true);
+    let start = world.now;
+    // The path may not be open yet, and concealment would go on from sound.
+    world.playout.await_speech(world.now, true);
+    assert_eq!(world.run(start + 90 * MS).len(), 5);
+    world.playout.await_speech(world.now, false);
+    world.push(1, 1);
+    world.run(start + 290 * MS);
+    world.playout.await_speech(world.now, true);
+    // Ten slots of silence came behind the one of speech, which left at 100 ms.
+    assert_eq!(world.run(start + 310 * MS).len(), 1);
+    assert!(world.run(start + 330 * MS).is_empty());
+    world.playout.pause(world.now, true);
+    assert_eq!(world.run(start + 380 * MS).len(), 3);
+    world.playout.fill(world.now, true);
+    world.playout.pause(world.now, false);
+    assert_eq!(world.run(start + 440 * MS).len(), 3);
+}
+
+#[test]
 fn a_continuous_stream_fills_an_underrun_with_silence_and_counts_it() {
     let mut world = World::new(Codec::Pcma, true);
     let start = world.now;
