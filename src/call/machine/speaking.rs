@@ -196,7 +196,7 @@ impl Speaking {
         // Once the writer is what is waited for, the engine's share of the gap is no underrun.
         let awaited = self.queue.front().is_some_and(|turn| turn.sounded && turn.awaits_audio());
         self.output.playout.expect_more(awaited && self.starved.is_none());
-        let coming = self.queue.front().is_some_and(|turn| !turn.sounded && !turn.held && turn.awaits_audio());
+        let coming = self.queue.front().is_some_and(|turn| !turn.held && turn.awaits_onset());
         self.output.playout.await_speech(now, coming);
         if let Some(departure) = self.output.playout.poll(now) {
             return Step::Left { speech: self.depart(now, departure, connected, out) };

@@ -342,6 +342,12 @@ impl Turn {
         self.parts.iter().rev().any(|part| part.state != PartState::Ended)
     }
 
+    /// Whether the engine makes its first sound.
+    pub(super) fn awaits_onset(&self) -> bool {
+        let at = self.parts.iter().find(|part| part.state != PartState::Ended);
+        !self.sounded && at.is_some_and(|part| part.state == PartState::Submitted)
+    }
+
     /// Whether all of it has left.
     pub(super) fn is_over(&self, playout: &Playout) -> bool {
         !self.is_open() && self.parts.iter().rev().all(|part| part.has_left(playout))
