@@ -40,6 +40,13 @@ pub fn onset(heard: &Heard, after: Instant) -> Option<Instant> {
     windows(heard, after).find(|w| w.audible).map(|w| w.first.max(after))
 }
 
+/// When the packet came that holds what sounds at `at`; `at` where none does.
+pub fn packet_at(heard: &Heard, at: Instant) -> Instant {
+    // Longer packets are not sent.
+    let mut packets = heard.packets_between(at - Duration::from_millis(60), at + Duration::from_nanos(1));
+    packets.find(|packet| packet.arrived + heard.duration_of(packet) > at).map_or(at, |packet| packet.arrived)
+}
+
 /// The end of the last audible window at or after `after`.
 pub fn last_audible(heard: &Heard, after: Instant) -> Option<Instant> {
     windows(heard, after).filter(|w| w.audible).map(|w| w.to).last()

@@ -426,8 +426,7 @@ impl Exchange {
         reference: Option<&Clip>,
         interrupted: bool,
     ) -> Turn {
-        // The packet that holds the first audible sample began up to a frame before it.
-        let from = onset - Duration::from_millis(60);
+        let from = listen::packet_at(heard, onset);
         let mut stalls = listen::stalls(heard, from, ended, self.plan.buffer);
         stalls.retain(|s| s.cause != StallCause::Lost && s.length >= Duration::from_millis(5));
         let listening = ended.saturating_duration_since(onset);

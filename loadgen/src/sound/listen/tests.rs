@@ -37,6 +37,19 @@ fn onset_is_the_first_audible_sample_after_the_instant() {
     assert_eq!(onset(&heard, start + ms(300)), None);
 }
 
+/// As a telephone hears it whose peer lets silence pass without packets once it has something to say.
+#[test]
+fn what_is_missing_of_the_silence_before_is_no_stall() {
+    let (start, heard) = hear(&[(0, 0, false), (20, 1, false), (60, 3, true), (80, 4, true), (100, 5, true)]);
+    let onset = onset(&heard, start).unwrap();
+    assert_eq!(packet_at(&heard, onset), start + ms(60));
+    assert_eq!(stalls(&heard, packet_at(&heard, onset), start + ms(1_000), ms(40)), []);
+    assert_eq!(stalls(&heard, start, start + ms(1_000), ms(40)).len(), 1);
+    // In the middle of a packet, and where there is none.
+    assert_eq!(packet_at(&heard, start + ms(79)), start + ms(60));
+    assert_eq!(packet_at(&heard, start + ms(500)), start + ms(500));
+}
+
 #[test]
 fn silence_is_measured_to_the_last_audible_sample() {
     let frames: Vec<_> = (0..50u32).map(|n| (u64::from(n) * 20, n, n < 10)).collect();
