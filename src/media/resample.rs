@@ -1,16 +1,16 @@
 //! Rate conversion, one 20 ms frame at a time.
 //!
 //! # Why
-//! *To and from the telephone's rate* by filters of our own, as every call does it fifty times a second: 24 to 8 kHz with 160
-//! taps, 8 to 16 kHz with a half-band filter, of whose samples every other is one that came (0.3 us a frame, 2 ms of delay).
-//! Both are flat to 3.4 kHz; 60 dB are gone at 4.0 kHz and 70 at 4.1. Sums are taken for many samples at a time, which compilers
-//! make vector instructions of.
+//! *To and from the telephone's rates* by filters of our own, as every call does it fifty times a second: speech to 8 and 16 kHz
+//! with 160 taps, 8 to 16 kHz with a half-band filter, of whose samples every other is one that came (0.3 us a frame, 2 ms of
+//! delay). Those at 8 kHz are flat to 3.4 kHz, 60 dB are gone at 4.0 kHz and 70 at 4.1; that to 16 is flat to 7 kHz, and 65 dB
+//! are gone at 8.2. Sums are taken for many samples at a time, which compilers make vector instructions of.
 //!
-//! *What a caller waits for has the least delay* that such a filter can have: 24 to 8 kHz in minimum phase delays speech by
-//! 0.24 ms up to 1 kHz and by 1.1 at 3.4, which nobody hears; in linear phase it was 3.3 ms, and half of the multiplications.
+//! *What a caller waits for has the least delay* that such a filter can have: in minimum phase speech is 0.24 ms late at 8 kHz and
+//! 0.12 at 16 up to 1 kHz, and 1.1 and 0.6 at the edges, which nobody hears. In linear phase it was 3.3 ms at 8 kHz, for half as many
+//! multiplications (1.5 us for some 2.5), and at 16 by FFT more.
 //!
-//! *Other rates* by FFT with blocks of 10 ms and a Blackman window, which took some 5 us for the telephone's (24 to 8 kHz) and 5 to
-//! 10 ms of delay. The combination was measured against others: the usual squared Blackman-Harris window already takes 10 dB
+//! *Other rates* by FFT with blocks of 10 ms and a Blackman window, which took some 5 us for 24 to 8 kHz and 5 to 10 ms of delay. The combination was measured against others: the usual squared Blackman-Harris window already takes 10 dB
 //! off 3.4 kHz with these blocks and 45 dB with blocks of 5 ms, which is heard as a muffled voice; blocks of 20 ms gain 200 Hz
 //! and cost another 5 ms.
 
@@ -33,8 +33,10 @@ enum Inner {
     Same,
     /// From the telephone's rate to twice that.
     Double(Box<HalfBand>),
-    /// To the telephone's rate from three times that.
-    Third(Box<Third>),
+    /// From the rate of speech to the telephone's, a third of it.
+    Third(Box<Thirds>),
+    /// From the rate of speech to two thirds of it.
+    TwoThirds(Box<Thirds>),
     Any(Box<Fft<f32>>),
 }
 
@@ -50,7 +52,9 @@ impl Converter {
         } else if (from, to) == (TELEPHONE, 2 * TELEPHONE) {
             Inner::Double(Box::new(HalfBand::new(frame_in)))
         } else if (from, to) == (3 * TELEPHONE, TELEPHONE) {
-            Inner::Third(Box::new(Third::new(frame_out)))
+            Inner::Third(Box::new(Thirds::new(frame_in)))
+        } else if (from, to) == (3 * TELEPHONE, 2 * TELEPHONE) {
+            Inner::TwoThirds(Box::new(Thirds::new(frame_in)))
         } else {
             Inner::Any(Box::new(Fft::new_custom(
                 from as usize,
@@ -83,7 +87,8 @@ impl Converter {
         let inner = match &mut self.inner {
             Inner::Same => return out[..self.frame_out].copy_from_slice(&input[..self.frame_in]),
             Inner::Double(filter) => return filter.frame(&input[..self.frame_in], &mut out[..self.frame_out]),
-            Inner::Third(filter) => return filter.frame(&input[..self.frame_in], &mut out[..self.frame_out]),
+            Inner::Third(filter) => return filter.third(&input[..self.frame_in], &mut out[..self.frame_out]),
+            Inner::TwoThirds(filter) => return filter.two_thirds(&input[..self.frame_in], &mut out[..self.frame_out]),
             Inner::Any(inner) => inner,
         };
         let from = InterleavedSlice::new(input, 1, self.frame_in).expect("the caller gives a whole frame");
@@ -97,7 +102,9 @@ impl Converter {
         match &mut self.inner {
             Inner::Same => {}
             Inner::Double(filter) => filter.heard.fill(0.0),
-            Inner::Third(filter) => filter.phases.iter_mut().for_each(|phase| phase.fill(0.0)),
+            Inner::Third(filter) | Inner::TwoThirds(filter) => {
+                filter.phases.iter_mut().for_each(|phase| phase.fill(0.0));
+            }
             Inner::Any(inner) => inner.reset(),
         }
     }
@@ -145,38 +152,66 @@ impl HalfBand {
     }
 }
 
-/// Samples on each side of one that is kept, of the filter in linear phase.
-const WIDE: usize = 80;
-const TAPS: usize = 2 * WIDE;
+/// Taps of a filter, and half of them.
+const TAPS: usize = 160;
+const HALF: usize = TAPS / 2;
 /// Samples of a phase that the next frame needs, too.
 const KEPT: usize = TAPS / 3;
 
-/// Half of 3.7 kHz is left, of 12.
-static TO_TELEPHONE: LazyLock<[f32; TAPS]> = LazyLock::new(|| minimum_phase(&low_pass::<WIDE>(3.7 / 12.0, 6.3)));
+/// For a third of the samples: half of 3.7 kHz is left, of 12.
+static THIRD: LazyLock<[f32; TAPS]> = LazyLock::new(|| minimum_phase(&low_pass(3.7 / 12.0, 6.3)));
+/// For two thirds, at twice the rate that comes, of which every other sample is nothing: half of 7.5 kHz is left, of 24. The
+/// samples that are made take the even taps and the odd ones by turns.
+static TWO_THIRDS: LazyLock<[[f32; HALF]; 2]> = LazyLock::new(|| {
+    let taps = minimum_phase(&low_pass(7.5 / 24.0, 6.3));
+    [0, 1].map(|odd| std::array::from_fn(|n| 2.0 * taps[2 * n + odd]))
+});
 
-/// Keeps one of three samples, and of them what a telephone can carry.
-struct Third {
+/// Makes one sample of three, or two, and of them what the new rate can carry.
+struct Thirds {
     /// Every third sample from the first, the second and the third on: the last ones of before, then those of the frame.
     phases: [Vec<f32>; 3],
+    made: Vec<f32>,
 }
 
-impl Third {
+impl Thirds {
     fn new(frame: usize) -> Self {
-        Self { phases: std::array::from_fn(|_| vec![0.0; KEPT + frame]) }
+        Self { phases: std::array::from_fn(|_| vec![0.0; KEPT + frame / 3]), made: vec![0.0; frame / 3] }
     }
 
-    fn frame(&mut self, input: &[f32], out: &mut [f32]) {
-        let count = out.len();
+    fn third(&mut self, input: &[f32], out: &mut [f32]) {
+        self.take(input);
+        out.fill(0.0);
+        self.sum(&*THIRD, 0, out);
+    }
+
+    fn two_thirds(&mut self, input: &[f32], out: &mut [f32]) {
+        self.take(input);
+        let mut made = std::mem::take(&mut self.made);
+        for (odd, taps) in TWO_THIRDS.iter().enumerate() {
+            made.fill(0.0);
+            self.sum(taps, odd, &mut made);
+            for (pair, sample) in out.chunks_exact_mut(2).zip(&made) {
+                pair[odd] = *sample;
+            }
+        }
+        self.made = made;
+    }
+
+    fn take(&mut self, input: &[f32]) {
         for (n, phase) in self.phases.iter_mut().enumerate() {
-            phase.copy_within(count.., 0);
+            phase.copy_within(input.len() / 3.., 0);
             for (to, from) in phase[KEPT..].iter_mut().zip(input[n..].iter().step_by(3)) {
                 *to = *from;
             }
         }
-        out.fill(0.0);
-        let from = |sample: usize| &self.phases[sample % 3][sample / 3..];
-        for (n, tap) in TO_TELEPHONE.iter().enumerate() {
-            for (sum, sample) in out.iter_mut().zip(from(TAPS - 1 - n)) {
+    }
+
+    /// Adds to each of `out` what `taps` make of the samples up to that `ahead` of the first of its three.
+    fn sum(&self, taps: &[f32], ahead: usize, out: &mut [f32]) {
+        for (n, tap) in taps.iter().enumerate() {
+            let at = 3 * KEPT + ahead - n;
+            for (sum, sample) in out.iter_mut().zip(&self.phases[at % 3][at / 3..]) {
                 *sum += tap * sample;
             }
         }
@@ -186,7 +221,7 @@ impl Third {
 /// The filter that lets pass what this one of linear phase does, of which the middle comes first, with the least delay: of the
 /// cepstrum of its spectrum's size the half before time zero is folded onto the other (Oppenheim and Schafer, Discrete-Time Signal
 /// Processing, 13.5).
-fn minimum_phase(half: &[f32; WIDE]) -> [f32; TAPS] {
+fn minimum_phase(half: &[f32; HALF]) -> [f32; TAPS] {
     /// So many that the cepstrum has died away, and sizes are told apart down to 100 dB.
     const LENGTH: usize = 8_192;
     const FLOOR: f64 = 1e-5;
@@ -194,7 +229,7 @@ fn minimum_phase(half: &[f32; WIDE]) -> [f32; TAPS] {
     let (there, back) = (planner.plan_fft_forward(LENGTH), planner.plan_fft_inverse(LENGTH));
     let (mut time, mut spectrum) = (there.make_input_vec(), there.make_output_vec());
     for (n, tap) in half.iter().enumerate() {
-        (time[WIDE + n], time[WIDE - 1 - n]) = (f64::from(*tap), f64::from(*tap));
+        (time[HALF + n], time[HALF - 1 - n]) = (f64::from(*tap), f64::from(*tap));
     }
     // The lengths are those of the plans, and the first and the last value of what is turned back are real.
     let mut turn = |time: &mut Vec<f64>, of: fn(Complex<f64>) -> Complex<f64>| {
@@ -301,16 +336,20 @@ mod tests {
                 assert!(rest < -60.0, "{from} to {to}, {hertz} Hz: rest {rest} dB");
             }
         }
-        for hertz in [4_100.0, 4_600.0, 5_000.0, 7_000.0, 11_000.0] {
+        for (to, hertz) in [4_100.0, 4_600.0, 5_000.0, 7_000.0, 11_000.0]
+            .map(|hertz| (8_000, hertz))
+            .into_iter()
+            .chain([8_300.0, 9_000.0, 11_000.0].map(|hertz| (16_000, hertz)))
+        {
             // What folds back is found under its own name, too: the rates differ by whole turns.
-            let (level, rest) = response(24_000, 8_000, hertz);
-            assert!(level.max(rest) < -60.0, "{hertz} Hz aliases at {level} and {rest} dB");
+            let (level, rest) = response(24_000, to, hertz);
+            assert!(level.max(rest) < -60.0, "{hertz} Hz aliases at {level} and {rest} dB at {to}");
         }
     }
 
     #[test]
     fn frames_are_converted_as_one_piece_and_anew_after_a_reset() {
-        for (from, to, delay) in [(8_000, 16_000, 16.0), (24_000, 8_000, 5.759)] {
+        for (from, to, delay) in [(8_000, 16_000, 16.0), (24_000, 8_000, 5.759), (24_000, 16_000, 2.925)] {
             let (step, frame) = (0.7 * 8_000.0 / from as f32, from / 50);
             let mut converter = Converter::new(from as u32, to as u32).unwrap();
             let mut convert = || {
@@ -326,8 +365,8 @@ mod tests {
             };
             let (once, again) = (convert(), convert());
             assert_eq!(once, again);
-            // The same wave, so many samples of what came later, also where two frames meet. A filter in linear phase of as many
-            // taps as that from 24 kHz would be 79.5 later.
+            // The same wave, so many samples of what came later, also where two frames meet. Filters in linear phase of as many
+            // taps as those from 24 kHz would be 79.5 and 39.75 later.
             for (n, sample) in once.iter().enumerate().skip(to / 50) {
                 let at = n as f32 * from as f32 / to as f32 - delay;
                 let wanted = (at * step).sin();
