@@ -76,7 +76,8 @@ pub struct MediaFormat {
     pub opus_fec: bool,
     /// Whether the peer would rather be sent no silence where the codec is Opus (its `usedtx`).
     pub opus_dtx: bool,
-    /// Whether the peer wants packets also in silence (most telephone trunks do).
+    /// Whether the peer wants packets also in silence (most telephone trunks do); a few are spared in front of speech
+    /// ([`super::playout`]).
     pub continuous: bool,
     /// Whether Opus is made in frames of 10 ms, two of them in each payload, for packets that are no multiple of 20 ms.
     pub short_frames: bool,

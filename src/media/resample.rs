@@ -33,10 +33,8 @@ enum Inner {
     Same,
     /// From the telephone's rate to twice that.
     Double(Box<HalfBand>),
-    /// From the rate of speech to the telephone's, a third of it.
-    Third(Box<Thirds>),
-    /// From the rate of speech to two thirds of it.
-    TwoThirds(Box<Thirds>),
+    /// From the rate of speech to a telephone's, a third or two of it.
+    Thirds(Box<Thirds>),
     Any(Box<Fft<f32>>),
 }
 
@@ -52,9 +50,9 @@ impl Converter {
         } else if (from, to) == (TELEPHONE, 2 * TELEPHONE) {
             Inner::Double(Box::new(HalfBand::new(frame_in)))
         } else if (from, to) == (3 * TELEPHONE, TELEPHONE) {
-            Inner::Third(Box::new(Thirds::new(frame_in)))
+            Inner::Thirds(Box::new(Thirds::new(frame_in, &ONE)))
         } else if (from, to) == (3 * TELEPHONE, 2 * TELEPHONE) {
-            Inner::TwoThirds(Box::new(Thirds::new(frame_in)))
+            Inner::Thirds(Box::new(Thirds::new(frame_in, &TWO)))
         } else {
             Inner::Any(Box::new(Fft::new_custom(
                 from as usize,
@@ -87,8 +85,7 @@ impl Converter {
         let inner = match &mut self.inner {
             Inner::Same => return out[..self.frame_out].copy_from_slice(&input[..self.frame_in]),
             Inner::Double(filter) => return filter.frame(&input[..self.frame_in], &mut out[..self.frame_out]),
-            Inner::Third(filter) => return filter.third(&input[..self.frame_in], &mut out[..self.frame_out]),
-            Inner::TwoThirds(filter) => return filter.two_thirds(&input[..self.frame_in], &mut out[..self.frame_out]),
+            Inner::Thirds(filter) => return filter.frame(&input[..self.frame_in], &mut out[..self.frame_out]),
             Inner::Any(inner) => inner,
         };
         let from = InterleavedSlice::new(input, 1, self.frame_in).expect("the caller gives a whole frame");
@@ -102,9 +99,7 @@ impl Converter {
         match &mut self.inner {
             Inner::Same => {}
             Inner::Double(filter) => filter.heard.fill(0.0),
-            Inner::Third(filter) | Inner::TwoThirds(filter) => {
-                filter.phases.iter_mut().for_each(|phase| phase.fill(0.0));
-            }
+            Inner::Thirds(filter) => filter.phases.iter_mut().for_each(|phase| phase.fill(0.0)),
             Inner::Any(inner) => inner.reset(),
         }
     }
@@ -158,61 +153,57 @@ const HALF: usize = TAPS / 2;
 /// Samples of a phase that the next frame needs, too.
 const KEPT: usize = TAPS / 3;
 
-/// For a third of the samples: half of 3.7 kHz is left, of 12.
-static THIRD: LazyLock<[f32; TAPS]> = LazyLock::new(|| minimum_phase(&low_pass(3.7 / 12.0, 6.3)));
-/// For two thirds, at twice the rate that comes, of which every other sample is nothing: half of 7.5 kHz is left, of 24. The
-/// samples that are made take the even taps and the odd ones by turns.
-static TWO_THIRDS: LazyLock<[[f32; HALF]; 2]> = LazyLock::new(|| {
-    let taps = minimum_phase(&low_pass(7.5 / 24.0, 6.3));
-    [0, 1].map(|odd| std::array::from_fn(|n| 2.0 * taps[2 * n + odd]))
-});
+/// For each of the samples that are made of three by turns, the taps that make it.
+type Turns = Vec<Vec<f32>>;
+
+/// One of three: half of 3.7 kHz is left, of 12.
+static ONE: LazyLock<Turns> = LazyLock::new(|| turns(3.7 / 12.0, 1));
+/// Two of three, at twice the rate that comes, of which every other sample is nothing: half of 7.5 kHz is left, of 24.
+static TWO: LazyLock<Turns> = LazyLock::new(|| turns(7.5 / 24.0, 2));
+
+/// The taps of a filter with this edge, cut up for `count` samples of three.
+fn turns(cut: f64, count: usize) -> Turns {
+    let taps = minimum_phase(&low_pass(cut, 6.3));
+    (0..count).map(|turn| taps[turn..].iter().step_by(count).map(|tap| count as f32 * tap).collect()).collect()
+}
 
 /// Makes one sample of three, or two, and of them what the new rate can carry.
 struct Thirds {
+    turns: &'static [Vec<f32>],
     /// Every third sample from the first, the second and the third on: the last ones of before, then those of the frame.
     phases: [Vec<f32>; 3],
     made: Vec<f32>,
 }
 
 impl Thirds {
-    fn new(frame: usize) -> Self {
-        Self { phases: std::array::from_fn(|_| vec![0.0; KEPT + frame / 3]), made: vec![0.0; frame / 3] }
-    }
-
-    fn third(&mut self, input: &[f32], out: &mut [f32]) {
-        self.take(input);
-        out.fill(0.0);
-        self.sum(&*THIRD, 0, out);
-    }
-
-    fn two_thirds(&mut self, input: &[f32], out: &mut [f32]) {
-        self.take(input);
-        let mut made = std::mem::take(&mut self.made);
-        for (odd, taps) in TWO_THIRDS.iter().enumerate() {
-            made.fill(0.0);
-            self.sum(taps, odd, &mut made);
-            for (pair, sample) in out.chunks_exact_mut(2).zip(&made) {
-                pair[odd] = *sample;
-            }
+    /// The first of a kind finds its taps out, a few FFTs: here, and not when a packet is due.
+    fn new(frame: usize, turns: &'static LazyLock<Turns>) -> Self {
+        Self {
+            turns: turns.as_slice(),
+            phases: std::array::from_fn(|_| vec![0.0; KEPT + frame / 3]),
+            made: vec![0.0; frame / 3],
         }
-        self.made = made;
     }
 
-    fn take(&mut self, input: &[f32]) {
-        for (n, phase) in self.phases.iter_mut().enumerate() {
-            phase.copy_within(input.len() / 3.., 0);
+    fn frame(&mut self, input: &[f32], out: &mut [f32]) {
+        let Self { turns, phases, made } = self;
+        for (n, phase) in phases.iter_mut().enumerate() {
+            phase.copy_within(made.len().., 0);
             for (to, from) in phase[KEPT..].iter_mut().zip(input[n..].iter().step_by(3)) {
                 *to = *from;
             }
         }
-    }
-
-    /// Adds to each of `out` what `taps` make of the samples up to that `ahead` of the first of its three.
-    fn sum(&self, taps: &[f32], ahead: usize, out: &mut [f32]) {
-        for (n, tap) in taps.iter().enumerate() {
-            let at = 3 * KEPT + ahead - n;
-            for (sum, sample) in out.iter_mut().zip(&self.phases[at % 3][at / 3..]) {
-                *sum += tap * sample;
+        for (turn, taps) in turns.iter().enumerate() {
+            made.fill(0.0);
+            // The newest sample it takes is the first of three for the first turn, and the second for the second.
+            for (n, tap) in taps.iter().enumerate() {
+                let at = 3 * KEPT + turn - n;
+                for (sum, sample) in made.iter_mut().zip(&phases[at % 3][at / 3..]) {
+                    *sum += tap * sample;
+                }
+            }
+            for (to, sample) in out[turn..].iter_mut().step_by(turns.len()).zip(&*made) {
+                *to = *sample;
             }
         }
     }

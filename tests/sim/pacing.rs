@@ -5,7 +5,7 @@ use antiphon::media::leg::{Codec, LegEnd, LegEvent};
 use super::world::{MS, World, format};
 
 #[test]
-fn a_continuous_leg_never_pauses_and_speech_waits_at_most_a_frame() {
+fn speech_on_a_continuous_leg_waits_for_the_end_of_the_silence_before_it() {
     let mut world = World::with(CallConfig::default(), format(Codec::Pcmu, true));
     world.run(1_003 * MS);
     assert_eq!(world.packets.len(), 51);

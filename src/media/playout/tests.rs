@@ -329,6 +329,7 @@ enum Act {
     Dial,
     Pause(bool),
     Expect(bool),
+    Await(bool),
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -339,6 +340,7 @@ fn act() -> impl Strategy<Value = Act> {
         1 => Just(Act::Dial),
         1 => any::<bool>().prop_map(Act::Pause),
         2 => any::<bool>().prop_map(Act::Expect),
+        2 => any::<bool>().prop_map(Act::Await),
     ]
 }
 
@@ -365,6 +367,7 @@ proptest! {
                 Act::Dial => { world.playout.dial(world.now, "1"); }
                 Act::Pause(paused) => world.playout.pause(world.now, paused),
                 Act::Expect(more) => world.playout.expect_more(more),
+                Act::Await(coming) => world.playout.await_speech(world.now, coming),
                 Act::Wait(ms) => {
                     // Wakes come late by up to 90 ms.
                     let until = world.now + u32::from(ms) * MS;
