@@ -253,7 +253,7 @@ impl Part {
             reading,
             state,
             feed: None,
-            quiet: (state == PartState::Waiting).then(Quiet::default),
+            quiet: None,
             audio,
             pushed: 0,
             received: 0,
@@ -269,6 +269,18 @@ impl Part {
             envelope: Envelope::default(),
             aligned: RefCell::default(),
         }
+    }
+
+    /// One that a voice is to make; `answers`: the turn's first.
+    pub(super) fn spoken(text: String, reading: Reading, answers: bool) -> Self {
+        let quiet = if answers { Quiet::of_answer() } else { Quiet::default() };
+        let part = Self::new(text, reading, PartState::Waiting, Audio::Buffer(Buffer::default()));
+        Self { quiet: Some(quiet), ..part }
+    }
+
+    /// A voice makes it.
+    pub(super) fn is_spoken(&self) -> bool {
+        self.quiet.is_some()
     }
 
     pub(super) fn receive(&mut self, pcm: Vec<f32>) {
@@ -483,10 +495,12 @@ mod tests {
     #[test]
     fn what_a_voice_is_silent_around_a_sentence_is_bounded_and_its_words_are_where_they_were() {
         const MS: usize = 24;
-        for (text, behind) in [("One two.", 300), ("One two,", 150), ("One two", 60)] {
+        let texts = [("One two.", 300), ("One two,", 150), ("One two", 60)];
+        for ((text, behind), (answers, before)) in
+            texts.into_iter().flat_map(|text| [(text, (false, 60)), (text, (true, 10))])
+        {
             let reading = crate::text::read(text, Some("en"), crate::text::Normalise::On);
-            let audio = Audio::Buffer(Buffer::default());
-            let mut part = Part::new(text.to_owned(), reading, PartState::Waiting, audio);
+            let mut part = Part::spoken(text.to_owned(), reading, answers);
             part.state = PartState::Submitted;
             part.words.tell(vec![
                 WordEnd { text: 3, samples: 500 * MS as u64 },
@@ -494,13 +508,14 @@ mod tests {
             ]);
             let pcm = [vec![0.0; 400 * MS], vec![0.5; 200 * MS], vec![0.0; 900 * MS]].concat();
             pcm.chunks(MS * 70).for_each(|chunk| part.receive(chunk.to_vec()));
-            assert_eq!(part.left_out(), 340 * MS as u64);
+            assert_eq!(part.left_out(), (400 - before) as u64 * MS as u64);
             assert_eq!(part.complete(), ((900 - behind) * MS) as u64);
-            let left = 60 + 200 + behind;
+            let left = before + 200 + behind;
             assert_eq!((part.received(), part.available()), ((left * MS) as u64, left * MS), "{text}");
             let heard = |ms: usize| part.heard(((ms * MS) as u64).max(1), &Pace::default()).0.to_owned();
-            assert_eq!((heard(0), heard(159), heard(160)), (String::new(), String::new(), "One".to_owned()));
-            assert_eq!((heard(259), heard(260)), ("One".to_owned(), text.to_owned()));
+            let (one, two) = (before + 100, before + 200);
+            assert_eq!((heard(0), heard(one - 1), heard(one)), (String::new(), String::new(), "One".to_owned()));
+            assert_eq!((heard(two - 1), heard(two)), ("One".to_owned(), text.to_owned()));
             assert_eq!(heard(left), text);
         }
     }

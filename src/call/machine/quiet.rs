@@ -7,6 +7,8 @@
 //!   sentences of a turn and delay its first word. Every voice goes through here, whatever engine it is of.
 //! - **The beginning** is held back only while nothing sounds: the first word leaves when it is there, and sooner than with
 //!   the silence before it. What is held back is bounded, and so is what is left out.
+//! - **Before a turn's first word somebody waits**: all silence that is left there is heard as slowness, so it is no more than a
+//!   soft consonant needs to rise from it.
 //! - **The end** is known when all of the utterance is there: what has not left of a longer silence is taken back. Nothing
 //!   waits for it.
 //! - Silence inside an utterance is its speaker's, and stays.
@@ -19,6 +21,12 @@ use crate::audio::RATE;
 const FLOOR: f32 = 0.003;
 /// Silence that is left before the first sound: 60 ms, in which an "f" begins that is softer than the rest.
 const BEFORE: usize = RATE as usize * 60 / 1_000;
+/// What is left of it before a turn's first sound where nothing softer rises in it: 10 ms.
+const BEFORE_ANSWER: usize = RATE as usize * 10 / 1_000;
+/// Over what softer sound is looked for in it: 5 ms.
+const PIECE: usize = RATE as usize * 5 / 1_000;
+/// By what such a piece is above the quietest of them: 6 dB.
+const RISEN: f32 = 2.0;
 /// Silence that is left behind a sentence: 300 ms, a short pause of a speaker who goes on.
 const BEHIND_SENTENCE: usize = RATE as usize * 300 / 1_000;
 /// As above, behind a clause.
@@ -53,6 +61,8 @@ impl Ending {
 pub(super) struct Quiet {
     /// What came before anything sounded, the latest of it: [`BEFORE`] samples at most between two calls.
     held: Vec<f32>,
+    /// It is a turn's first.
+    answers: bool,
     /// Something sounds.
     begun: bool,
     /// Samples left out before it.
@@ -62,6 +72,11 @@ pub(super) struct Quiet {
 }
 
 impl Quiet {
+    /// Of the utterance that a turn begins with.
+    pub(super) fn of_answer() -> Self {
+        Self { answers: true, ..Self::default() }
+    }
+
     /// Takes what the voice made next; gives what is to be heard of it.
     pub(super) fn pass(&mut self, pcm: Vec<f32>) -> Vec<f32> {
         match pcm.iter().rposition(|sample| sample.abs() > FLOOR) {
@@ -74,7 +89,11 @@ impl Quiet {
         let mut held = std::mem::take(&mut self.held);
         held.extend(pcm);
         let first = held.iter().position(|sample| sample.abs() > FLOOR);
-        let out = first.unwrap_or(held.len()).saturating_sub(BEFORE);
+        let before = match first {
+            Some(first) if self.answers => rise(&held[first.saturating_sub(BEFORE)..first]),
+            _ => BEFORE,
+        };
+        let out = first.unwrap_or(held.len()).saturating_sub(before);
         self.begun = first.is_some() || self.left_out as usize + out > MOST;
         self.left_out += out as u64;
         held.drain(..out);
@@ -107,6 +126,15 @@ impl Quiet {
     }
 }
 
+/// How much of the silence right before a turn's first sound is left: what rises in it, and [`BEFORE_ANSWER`] more.
+fn rise(silence: &[f32]) -> usize {
+    let energy = |piece: &[f32]| piece.iter().map(|sample| sample * sample).sum::<f32>();
+    let pieces = || silence.rchunks_exact(PIECE).map(energy);
+    let quietest = pieces().fold(f32::INFINITY, f32::min);
+    let risen = pieces().take_while(|piece| *piece > RISEN * RISEN * quietest).count();
+    (risen * PIECE + BEFORE_ANSWER).min(BEFORE)
+}
+
 /// How far sound has swelled after `n` samples: half a cosine.
 fn swell(n: usize) -> f32 {
     0.5 - 0.5 * (std::f32::consts::PI * (n as f32 / FADE as f32).min(1.0)).cos()
@@ -136,7 +164,10 @@ mod tests {
     }
 
     fn passed(pieces: &[Vec<f32>]) -> (Vec<f32>, Quiet) {
-        let mut quiet = Quiet::default();
+        passed_by(Quiet::default(), pieces)
+    }
+
+    fn passed_by(mut quiet: Quiet, pieces: &[Vec<f32>]) -> (Vec<f32>, Quiet) {
         let mut heard: Vec<f32> = pieces.iter().flat_map(|piece| quiet.pass(piece.clone())).collect();
         heard.extend(quiet.finish());
         (heard, quiet)
@@ -151,6 +182,28 @@ mod tests {
         let (heard, quiet) = passed(&[[silence(40), sound(100)].concat()]);
         assert_eq!((heard.len(), quiet.left_out()), (140 * MS, 0), "a natural one is as it was");
         assert_eq!(heard[..40 * MS], silence(40)[..]);
+    }
+
+    /// As an "f" at -60 dBFS.
+    fn soft(ms: usize) -> Vec<f32> {
+        silence(ms).iter().map(|sample| sample * 2.5).collect()
+    }
+
+    #[test]
+    fn a_turn_begins_with_its_first_sound_and_with_what_rises_to_it() {
+        let begins = |pieces: &[Vec<f32>]| passed_by(Quiet::of_answer(), pieces).1.left_out() / MS as u64;
+        assert_eq!(begins(&[[silence(150), sound(100)].concat()]), 140);
+        assert_eq!(begins(&[silence(120), [silence(30), soft(25), sound(100)].concat()]), 140);
+        assert_eq!(begins(&[[vec![0.0; 150 * MS], soft(25), sound(100)].concat()]), 140);
+        assert_eq!(
+            begins(&[[silence(150), soft(80), sound(100)].concat()]),
+            220,
+            "all of it alike: no softer than the rest"
+        );
+        assert_eq!(begins(&[[silence(8), sound(100)].concat()]), 0);
+        assert_eq!(begins(&[sound(100)]), 0);
+        let (heard, _) = passed_by(Quiet::of_answer(), &[[silence(150), sound(100)].concat()]);
+        assert_eq!(heard[10 * MS..], sound(100)[..], "what sounds is as it was");
     }
 
     #[test]
@@ -179,11 +232,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_change_nothing(before in 0usize..600, sounds in 1usize..50, after in 0usize..600, cut in any::<prop::sample::Index>()) {
-            let whole = [silence(before), sound(sounds), silence(after)].concat();
+        fn pieces_change_nothing(
+            (before, softly) in (0usize..600, 0usize..100),
+            sounds in 1usize..50,
+            after in 0usize..600,
+            answers in any::<bool>(),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let whole = [silence(before), soft(softly), sound(sounds), silence(after)].concat();
             let (first, second) = whole.split_at(cut.index(whole.len()));
-            let (one, quiet) = passed(std::slice::from_ref(&whole));
-            let (two, other) = passed(&[first.to_vec(), second.to_vec()]);
+            let new = || if answers { Quiet::of_answer() } else { Quiet::default() };
+            let (one, quiet) = passed_by(new(), std::slice::from_ref(&whole));
+            let (two, other) = passed_by(new(), &[first.to_vec(), second.to_vec()]);
             prop_assert_eq!(one, two);
             prop_assert_eq!(quiet.left_out(), other.left_out());
             prop_assert_eq!(quiet.surplus(Ending::Clause), other.surplus(Ending::Clause));

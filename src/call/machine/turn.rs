@@ -138,10 +138,11 @@ impl Turn {
             return;
         }
         self.complete_part();
+        let answers = self.parts.iter().all(|part| !part.is_spoken());
         let part = match silent {
             // Marks only: nothing is made of them.
             true => Part::new(text, reading, PartState::Ended, Audio::Silence(0)),
-            false => Part::new(text, reading, PartState::Waiting, Audio::Buffer(Buffer::default())),
+            false => Part::spoken(text, reading, answers),
         };
         let feed = (self.streams && !silent).then(Feed::default);
         self.parts.push(Part { level, rate: manner.rate, feed, ..part });
@@ -406,10 +407,11 @@ impl Turn {
         playout.flush(|owner| parts.iter().all(|part| part.utterance != owner));
         self.epoch.raise();
         self.epoch = Epoch::default();
-        for part in parts {
+        let answers = parts.iter().position(Part::is_spoken);
+        for (n, part) in parts.iter_mut().enumerate() {
             if matches!(part.audio, Audio::Buffer(_)) && !part.text.is_empty() {
                 let (text, reading) = (std::mem::take(&mut part.text), part.reading.clone());
-                let again = Part::new(text, reading, PartState::Waiting, Audio::Buffer(Buffer::default()));
+                let again = Part::spoken(text, reading, answers == Some(n));
                 *part = Part { level: part.level, rate: part.rate, ..again };
             }
         }
