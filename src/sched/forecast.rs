@@ -22,9 +22,13 @@ const USUAL_RATE: f64 = 15.0;
 /// More streams than any device is asked about.
 const MOST_STREAMS: u32 = 1 << 16;
 /// Wider steps than this save nothing, or never come about because what is urgent does not wait for so many: what a device
-/// sustains is counted in steps of at most so many slots. Simulated with the costs of one H200, steps are 20 to 40 wide
-/// where it makes the most turns.
+/// sustains is counted in steps of at most so many slots.
 const WIDE: u32 = 32;
+/// Steps of flow are so many times as wide as groups of new turns, since those that speak join them, within such bounds. Simulated
+/// with the costs of one H200 where it makes the most turns, they cost as much for each chunk as at 20 where turns last 12 s, at 30 where
+/// they last 3, and at 50 where they last 2.
+const JOINED: f64 = 10.0;
+const FLOW_WIDTH: (f64, f64) = (16.0, 64.0);
 
 /// Seconds of audio that a chunk has at least: a frame.
 const SHORTEST_CHUNK: f64 = 0.02;
@@ -231,7 +235,7 @@ impl Forecast {
     }
 
     /// As [`Self::load`], of a device in full use, by the mean of what steps cost: new turns begin at most [`TOGETHER`] at a time,
-    /// and no step is wider than [`WIDE`].
+    /// and no step is wider than [`WIDE`], of flow than [`JOINED`] says.
     ///
     /// # Why
     /// - **Flow is counted by chunks.** A device that is nearly idle runs several chunks of a stream in one round, for hardly more
@@ -244,28 +248,27 @@ impl Forecast {
     /// - **What steps beside others gain is not counted**: narrow ones overlap well, and a device in full use has few of them.
     fn full_load(&self, streams: u32, period: Duration) -> f64 {
         let per_second = |rounds: f64| rounds / self.made.seconds * f64::from(streams);
+        let turns = per_second(self.made.rounds[Stage::Prefill]);
+        let groups = groups(turns, period);
+        let flow =
+            if groups > 0.0 { (JOINED * turns / groups).clamp(FLOW_WIDTH.0, FLOW_WIDTH.1) } else { FLOW_WIDTH.1 };
         let each = |(stage, rounds): (Stage, &f64)| {
-            let most = if stage == Stage::Prefill { TOGETHER as u32 } else { WIDE };
+            let most = match stage {
+                Stage::Prefill => TOGETHER as u32,
+                Stage::Flow => flow as u32,
+                Stage::Decode | Stage::Vocode => WIDE,
+            };
             let width = f64::from((streams / 2).clamp(1, self.width[stage].clamp(1, most)));
             let (rows, costs) = match stage {
                 Stage::Flow => (per_second(self.made.flow_chunks), &self.by_chunks),
                 _ => (per_second(*rounds), &self.costs),
             };
-            let least = if stage == Stage::Decode {
-                self.first_decode(per_second(self.made.rounds[Stage::Prefill]), period)
-            } else {
-                0.0
-            };
+            let first = self.first_rounds.map_or(0.0, |first| first[Stage::Decode]);
+            let least = if stage == Stage::Decode { first * groups } else { 0.0 };
             let rounds = (rows / width).max(least);
             if rounds <= 0.0 { 0.0 } else { rounds * costs.mean(stage, (rows / rounds).round().max(1.0) as usize, 1) }
         };
         self.made.rounds.iter().map(each).sum::<f64>()
-    }
-
-    /// Rounds of decoding a second that first audio takes where so many turns a second begin, in groups.
-    fn first_decode(&self, turns: f64, period: Duration) -> f64 {
-        let groups = turns.min((1.0 / period.as_secs_f64()).max(turns / TOGETHER as f64));
-        self.first_rounds.map_or(0.0, |rounds| rounds[Stage::Decode]) * groups
     }
 
     /// How long first audio takes where `streams` streams need it at the same time, in seconds.
@@ -293,6 +296,11 @@ impl Forecast {
         };
         rounds.iter().map(seconds).sum()
     }
+}
+
+/// Groups a second in which so many turns begin, of which one begins every `period` at most unless they are full before.
+fn groups(turns: f64, period: Duration) -> f64 {
+    turns.min((1.0 / period.as_secs_f64()).max(turns / TOGETHER as f64))
 }
 
 fn smooth(value: &mut Option<f64>, new: f64) {
@@ -352,6 +360,25 @@ mod tests {
         assert!((90.0..110.0).contains(&counted), "40 ms are 4 s of speech: {counted}");
     }
 
+    #[test]
+    fn steps_of_flow_are_wider_where_turns_are_shorter() {
+        let limits = EngineLimits { width: PerStage::new([32, 256, 64, 32]), ..LIMITS };
+        let mut seeds = Seeds::default();
+        for width in [1, 16, 64] {
+            seeds.add(Stage::Flow, width, Duration::from_micros(900 + 100 * width as u64));
+        }
+        let load = |seconds: u32| {
+            let mut forecast = Forecast::new(&limits, &seeds);
+            let mut job = Job::new(spec(1, Class::Live), 0, crate::clock::now());
+            (job.rounds, job.chunk_rounds) = (PerStage::new([1, 0, 10 * seconds, 0]), 10 * seconds);
+            forecast.produced(&job, 24_000 * u64::from(seconds));
+            forecast.full_load(200, PERIOD)
+        };
+        // 2,000 rounds of a chunk: at 33, as 100 turns a second begin in 30 groups, and at 16.
+        assert!((load(2) - 2_000.0 / 33.0 * 4.2e-3).abs() < 0.003, "{}", load(2));
+        assert!((load(12) - 2_000.0 / 16.0 * 2.5e-3).abs() < 0.003, "{}", load(12));
+    }
+
     /// Steps take a millisecond, whatever their width.
     #[test]
     fn first_audio_decodes_in_rounds_of_its_own() {
@@ -366,9 +393,9 @@ mod tests {
         job.rounds = PerStage::new([1, 13, 0, 0]);
         forecast.produced(&job, 24_000);
         // Each by itself, in groups, and in groups that are full before their time.
-        for (turns, groups) in [(10.0, 10.0), (100.0, 1.0 / 0.033), (400.0, 50.0)] {
-            let found = forecast.first_decode(turns, PERIOD);
-            assert!((found - 13.0 * groups).abs() < 1e-6, "{found} rounds of {turns} turns");
+        for (turns, expected) in [(0.0, 0.0), (10.0, 10.0), (100.0, 1.0 / 0.033), (400.0, 50.0)] {
+            let found = groups(turns, PERIOD);
+            assert!((found - expected).abs() < 1e-6, "{found} groups of {turns} turns");
         }
         // A hundred turns of a second: 394 rounds, where 41 would be as wide as they may be, and 13 prefills.
         let load = forecast.full_load(100, PERIOD);

@@ -8,8 +8,8 @@
 //! - **thread**: the gateway's busiest thread in the same way, against [`THREAD_CEILING`] of a core. A thread that waits
 //!   for its device is as busy as the device, whatever it does itself: that time is taken off it;
 //! - **device**: seconds of speech a second, against what the gateway says its devices could keep up with by what
-//!   their steps have cost, at the widths of full use. Callers speak when they like, so more of them speak at once than
-//!   on average: as many as are seldom too many. In an open loop (Poisson arrivals) turns also wait for each other:
+//!   their steps have cost, at the widths of full use. That more callers speak at once than on average changes nothing: each
+//!   is some seconds of speech ahead, which outlasts it. In an open loop (Poisson arrivals) turns also wait for each other:
 //!   Erlang C with the device's time for a turn as service time;
 //! - **first audio** (closed loop): its 95th percentile grows with the square root of the ratio of used to unused device, as on
 //!   one H200 (41, 51, 63, 86 and 125 ms at 48, 100, 200, 300 and 400 calls of 3 s turns);
@@ -264,15 +264,8 @@ fn device(report: &Report, light: &Light<'_>, sustained: Option<f64>) -> Option<
     let alone = light.mean(|l| Some(l.first_audio.p50)).unwrap_or(0.0);
     let spread = light.mean(|l| Some(l.speech_spread)).unwrap_or(1.0);
     let wait = (report.limits.first_audio_p95 - alone).max(0.0);
-    let streams = sustained.min(MOST as f64) as u64;
-    let keeps_up = |n: u64| match light.open {
-        true => {
-            let late = late_share(devices, n as f64 / most * devices as f64, service, spread, wait);
-            late <= LATE && crowded(streams, light.speech * n as f64) <= seldom(report)
-        }
-        false => engset(streams, n, light.speech) <= seldom(report),
-    };
-    let calls = greatest(MOST, keeps_up) as f64;
+    let in_time = |n: u64| late_share(devices, n as f64 / most * devices as f64, service, spread, wait) <= LATE;
+    let calls = if light.open { greatest(MOST, in_time) as f64 } else { most };
     let basis = format!(
         "{devices} device(s) keep up with {sustained:.0} streams that speak; a call speaks {:.0} % of its time; {:.1} ms of \
          device time a turn",

@@ -26,6 +26,10 @@ pub(super) trait Policy {
     fn complete(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]);
     /// What it says of itself.
     fn load(&self, now: Instant) -> Load;
+    /// Whether it would take one more live turn on.
+    fn has_room(&self, _now: Instant) -> bool {
+        true
+    }
 }
 
 impl Policy for Scheduler {
@@ -71,6 +75,10 @@ impl Policy for Scheduler {
 
     fn load(&self, now: Instant) -> Load {
         self.load(now)
+    }
+
+    fn has_room(&self, now: Instant) -> bool {
+        self.has_room(now).is_ok()
     }
 }
 

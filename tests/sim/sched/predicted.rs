@@ -137,7 +137,9 @@ impl<'a> Gateway<'a> {
             while let Some(Reverse((at, call))) = due.peek().copied().filter(|Reverse((at, _))| *at < zero() + now) {
                 due.pop();
                 let loads = worlds.iter().enumerate().map(|(device, world)| (device, world.load(at))).collect();
-                let device = by_suitability(Class::Live, last.get(&call).copied(), loads)[0];
+                let suited = by_suitability(Class::Live, last.get(&call).copied(), loads);
+                // One that refuses is not asked again: the next is.
+                let device = suited.iter().copied().find(|device| worlds[*device].has_room(at)).unwrap_or(suited[0]);
                 last.insert(call, device);
                 let tokens = set_up.speech.tokens(rng.unit());
                 if at >= zero() + from {

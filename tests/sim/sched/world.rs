@@ -222,6 +222,11 @@ impl World {
         self.policy.load(now)
     }
 
+    /// Whether one more live turn would be taken on.
+    pub(super) fn has_room(&self, now: Instant) -> bool {
+        self.policy.has_room(now)
+    }
+
     /// Nothing may be left: no job, no slot, no byte.
     pub(super) fn assert_empty(&self) {
         let load = self.load(self.now);

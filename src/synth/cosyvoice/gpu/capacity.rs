@@ -8,7 +8,7 @@
 use serde::Serialize;
 
 use super::bench::{Cost, Effort, random_source};
-use super::{GpuBackend, GpuError, Precision};
+use super::{GpuBackend, GpuError, Precision, SLOTS};
 use crate::synth::cosyvoice::backend::{Backend, Extent, Hardware, Options};
 use crate::synth::cosyvoice::config::{Config, EULER_STEPS};
 
@@ -198,7 +198,7 @@ pub fn rooflines() -> Vec<Roofline> {
         let resident = ((card.memory - FIXED_MEMORY).max(0.0) * 0.94 / UTTERANCE_MEMORY) as u64;
         let (alone, together) = (limit_alone * reached.alone / alone, limit_alone * reached.together / alone);
         let sustained = limit_sustained * reached.sustained / sustained;
-        let expected = Capacity::of(alone, together, sustained, resident.min(256));
+        let expected = Capacity::of(alone, together, sustained, resident.min(*SLOTS.end()));
         Roofline { card, limit_sustained, limit_alone, expected }
     };
     CARDS.map(line).to_vec()
