@@ -290,8 +290,8 @@ fn new_turns_begin_together_while_a_first_audio_is_in_flight() {
         opened(&mut sched, now, spec(stream, Class::Live), 0, only(Stage::Prefill));
     }
     assert_eq!(prefills(&mut sched, now), 0);
-    assert_eq!(prefills(&mut sched, now + 29 * MS), 0);
-    assert_eq!(prefills(&mut sched, now + 30 * MS), 2, "a tenth of the target is over");
+    assert_eq!(prefills(&mut sched, now + 59 * MS), 0);
+    assert_eq!(prefills(&mut sched, now + 60 * MS), 2, "a fifth of the target is over");
     let mut sched = crowded();
     opened(&mut sched, now, spec(1, Class::Live), 0, only(Stage::Flow));
     assert!(matches!(sched.plan(now), Plan::Launch(_)));

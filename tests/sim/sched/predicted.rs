@@ -229,6 +229,8 @@ fn set_ups() -> Vec<SetUp> {
         set_up("one H200, open loop", &h200, 1, true, Speech::Texts),
         set_up("one H100", &h100, 1, false, Speech::Texts),
         set_up("two voices", &two_voices, 1, false, Speech::Texts),
+        // As `ladder --lengths short` has them.
+        set_up("turns of 1.5 s", &h200, 1, false, Speech::Around(1.48)),
         set_up("turns of 2 s", &h200, 1, false, Speech::Around(2.0)),
         set_up("turns of 12 s", &h200, 1, false, Speech::Around(12.0)),
         set_up("two H200", &h200, 2, false, Speech::Texts),

@@ -136,7 +136,7 @@ mod tests {
         }
         rounds.insert((Stage::Flow, 32, 0), [us(1_900)].into_iter().chain((0..9).map(|n| us(3_500 + n))).collect());
         let shown: Vec<_> = shown_by(rounds).into_iter().map(|((stage, width), took)| (stage, width, took)).collect();
-        let flow = [(Stage::Flow, 32, us(3_503)), (Stage::Flow, 63, us(6_304))];
+        let flow = [(Stage::Flow, 32, us(3_504)), (Stage::Flow, 63, us(6_304))];
         let others = [(Stage::Decode, 64, us(752)), (Stage::Vocode, 32, us(5_500))];
         assert_eq!(shown, [&others[..1], &flow, &others[1..]].concat());
     }
