@@ -7,14 +7,16 @@ use super::inflight::InFlight;
 use super::job::{Job, JobId, State};
 use super::memory::{Lack, Memory};
 use super::plan::Plan;
-use super::step::{EngineLimits, Stage};
+use super::step::EngineLimits;
 use super::table::Table;
 use super::tenant::Tenants;
 
-/// One slot in this many of those that decode together stays free for live work, as those beyond do: what is displaced loses its
-/// sentence so far. With batch in a quarter less than all of 320 slots, of which 256 decode together, it filled the memory: simulated on
-/// one H200 at 80 % load, 48 of 1,794 turns had a gap beside it, and none has.
+/// One slot in this many stays free for live work: what is displaced loses its sentence so far.
 const LIVE_RESERVE: u32 = 4;
+/// Slots that all work together may have before batch opens no more: those beyond are for live work, which is short of them on a full
+/// device. With batch in three quarters of 320 it filled the memory: simulated on one H200 at 80 % load, 48 of 1,794 turns had a gap
+/// beside it, and none has.
+const MOST_BESIDE: u32 = 192;
 /// One slot in this many, and one at least, stays free of utterances that only decode ahead of their turn to sound. Else
 /// those of speaking streams take the last slots, and new turns wait for one: simulated on the measured device at 80 %
 /// load, up to 17 at a time though some 200 streams spoke on 256 slots, and first audio p99 158 ms where it is 77.
@@ -77,11 +79,7 @@ impl Placement<'_> {
         let (needed, needs_front) = (job.memory.claim(), !self.table.is_front(id) && !self.table.front_is_open(job));
         let batch_is_open = self.table.open_jobs().any(|(_, job)| !job.is_live());
         let slots = self.limits.slots;
-        let together = match self.limits.width[Stage::Decode] {
-            0 => slots,
-            width => width.min(slots),
-        };
-        let usual = (together / LIVE_RESERVE).max(u32::from(slots > 1)) + slots - together;
+        let usual = (slots / LIVE_RESERVE).max(u32::from(slots > 1)).max(slots.saturating_sub(MOST_BESIDE));
         let reserve = if starving && !batch_is_open { 0 } else { usual };
         let parked = self.table.open_jobs().any(|(_, job)| job.is_parked());
         let live_waits = self.table.live_waiting().any(|(id, _)| self.table.is_front(id));
