@@ -10,8 +10,8 @@
 //! Simulated with the costs of one H200, turns of 2.7 s: at 100 a second first audio p95 is 128 ms when each begins at once
 //! and 78 ms when they wait for each other; at 125 a second half of the turns have gaps, and none has. With faster kernels 125 and
 //! 150 a second have 87 and 122 ms where the first waits for a tenth of its target at most, and 80 and 110 where it waits for a fifth; of
-//! 50 a second that last 10 s 16 % are refused, and 5 %. Beside batch work, and
-//! beside speech that is far ahead of its listeners, no turn waits: nothing else there is urgent.
+//! 50 a second that last 10 s 16 % are refused, and 5 % (both with 256 slots). Beside batch work, and beside speech that is far
+//! ahead of its listeners, no turn waits: nothing else there is urgent.
 
 use std::time::{Duration, Instant};
 

@@ -13,7 +13,7 @@ use super::tenant::Tenants;
 
 /// One slot in this many stays free for live work: what is displaced loses its sentence so far.
 const LIVE_RESERVE: u32 = 4;
-/// Slots that all work together may have before batch opens no more: those beyond are for live work, which is short of them on a full
+/// Where so many slots are in use, batch opens no more: those beyond are for live work, which is short of them on a full
 /// device. With batch in three quarters of 320 it filled the memory: simulated on one H200 at 80 % load, 48 of 1,794 turns had a gap
 /// beside it, and none has.
 const MOST_BESIDE: u32 = 192;

@@ -8,8 +8,8 @@
 //! - **thread**: the gateway's busiest thread in the same way, against [`THREAD_CEILING`] of a core. A thread that waits
 //!   for its device is as busy as the device, whatever it does itself: that time is taken off it;
 //! - **device**: seconds of speech a second, against what the gateway says its devices could keep up with by what
-//!   their steps have cost, at the widths of full use. That more callers speak at once than on average changes nothing: each
-//!   is some seconds of speech ahead, which outlasts it. In an open loop (Poisson arrivals) turns also wait for each other:
+//!   their steps have cost, at the widths of full use. How many callers speak on average counts, not how many
+//!   do at times: turns that come together are late by what is in excess, which is less than they may be. In an open loop (Poisson arrivals) turns also wait for each other:
 //!   Erlang C with the device's time for a turn as service time;
 //! - **first audio** (closed loop): its 95th percentile grows with the square root of the ratio of used to unused device, as on
 //!   one H200 (41, 51, 63, 86 and 125 ms at 48, 100, 200, 300 and 400 calls of 3 s turns);

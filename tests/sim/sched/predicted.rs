@@ -138,7 +138,7 @@ impl<'a> Gateway<'a> {
                 due.pop();
                 let loads = worlds.iter().enumerate().map(|(device, world)| (device, world.load(at))).collect();
                 let suited = by_suitability(Class::Live, last.get(&call).copied(), loads);
-                // One that refuses is not asked again: the next is.
+                // As the engine does it: where a device refuses, the next one is asked.
                 let device = suited.iter().copied().find(|device| worlds[*device].has_room(at)).unwrap_or(suited[0]);
                 last.insert(call, device);
                 let tokens = set_up.speech.tokens(rng.unit());
