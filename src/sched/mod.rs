@@ -524,6 +524,9 @@ impl Scheduler {
         if batch_waits && members.iter().all(|c| c.is_live()) && self.starvation.left_out(now) {
             self.preemptions += 1;
         }
+        if !starving && !head.rank.is_hurried() && members.iter().any(|c| !c.is_live()) {
+            self.starvation.at_leisure(now);
+        }
         let urgent = members.iter().any(|c| c.rank.is_urgent());
         let step = Step { stage, slots: batching::start(&mut self.table, stage, &members), rounds };
         if !self.limits.launches || !stage.is_launched() {
@@ -593,7 +596,7 @@ impl Scheduler {
             memory: &self.memory,
             critical: self.critical,
             quiet: self.table.counts().0 == 0 && self.arrivals.none_for(now, batching::QUIET),
-            spare: self.table.counts().1 > 0 && self.starvation.ran_within(now, self.config.slack_reserve()),
+            spare: self.table.counts().1 > 0 && self.starvation.had_leisure(now, self.config.slack_reserve()),
         }
     }
 }

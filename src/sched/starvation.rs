@@ -12,6 +12,8 @@ pub(super) struct Starvation {
     since: Option<Instant>,
     /// Batch work that starved may run one step from then on.
     quantum: Option<Instant>,
+    /// When it was last in a step that no listener waited for.
+    leisure: Option<Instant>,
 }
 
 impl Starvation {
@@ -21,9 +23,15 @@ impl Starvation {
         patience || self.quantum.is_some_and(|at| now >= at)
     }
 
-    /// Whether batch work ran within `period` in what live work leaves, or there was none that could.
-    pub(super) fn ran_within(&self, now: Instant, period: Duration) -> bool {
-        self.quantum.is_none() && self.since.is_none_or(|since| now < since + period)
+    /// Whether batch work was within `period` in a step that no listener waited for, and has no claim to one besides: the device
+    /// has time to spare. That it rides in urgent steps, where it costs next to nothing, is no sign of that.
+    pub(super) fn had_leisure(&self, now: Instant, period: Duration) -> bool {
+        self.quantum.is_none() && self.leisure.is_some_and(|at| now < at + period)
+    }
+
+    /// Batch work is in a step that no listener waits for.
+    pub(super) fn at_leisure(&mut self, now: Instant) {
+        self.leisure = Some(now);
     }
 
     /// Whether batch work starves, or did and has not yet finished a sentence in what live work leaves.
@@ -83,11 +91,20 @@ mod tests {
         assert!(
             !batch.starves(next - MS, &config) && batch.is_owed(next - MS, &config) && batch.starves(next, &config)
         );
-        assert!(!batch.ran_within(next, 250 * MS), "not in what live work leaves");
+        batch.at_leisure(next);
+        assert!(!batch.had_leisure(next, 250 * MS), "not in what live work leaves");
         batch.ran(next - MS, MS, true, &config);
         assert!(!batch.is_owed(next, &config), "a sentence in what live work left settles it");
-        assert!(batch.ran_within(next, 250 * MS));
-        batch.left_out(next);
-        assert!(batch.ran_within(next + 249 * MS, 250 * MS) && !batch.ran_within(next + 250 * MS, 250 * MS));
+        assert!(batch.had_leisure(next, 250 * MS));
+    }
+
+    #[test]
+    fn steps_of_listeners_in_which_batch_rides_are_no_time_to_spare() {
+        let (config, now, mut batch) = (Config::default(), crate::clock::now(), Starvation::default());
+        assert!(!batch.had_leisure(now, 250 * MS), "it has not run yet");
+        batch.at_leisure(now);
+        assert!(batch.had_leisure(now + 249 * MS, 250 * MS));
+        batch.ran(now + 240 * MS, 5 * MS, false, &config);
+        assert!(!batch.had_leisure(now + 250 * MS, 250 * MS));
     }
 }

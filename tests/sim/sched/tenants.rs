@@ -166,5 +166,10 @@ fn batch_that_has_waited_for_its_patience_gets_its_small_share_and_no_more() {
     assert!(fed.longest_without_batch <= (patience + 1) * SECOND, "{:?}", fed.longest_without_batch);
     assert!(fed.most_behind_batch <= 1, "live work waited for {} steps of batch", fed.most_behind_batch);
     // The share is of device time, paid by live work that has time to spare: its listeners do not notice.
-    assert!(fed.underruns.len() * 100 <= fed.first_audio.len(), "{} underruns", fed.underruns.len());
+    assert!(fed.underruns.is_empty(), "{} underruns", fed.underruns.len());
+    // Batch that had the device first, and then only rides in steps of listeners, costs no turn either.
+    let without = measured(&aged, &live, &[], 10, 45);
+    let (beside, alone) = (fed.first_audio.len(), without.first_audio.len());
+    println!("{beside} turns taken on beside it, {alone} without");
+    assert!(beside as f64 >= 0.97 * alone as f64, "{beside} turns were taken on beside it, {alone} without");
 }
