@@ -12,6 +12,7 @@ use super::demand::{Arrivals, Demand};
 use super::forecast::Forecast;
 use super::gather::TOGETHER;
 use super::job::{Job, JobSpec};
+use super::latitude::Promise;
 use super::memory::Memory;
 use super::stream::Stream;
 use super::table::Table;
@@ -39,6 +40,8 @@ const NOT_DUE: f64 = 0.25;
 /// of those that have less. Without that a flood of one tenant, twice what the device makes, had half of the turns of
 /// another refused, which asked for two a second.
 const BESIDE_OTHERS: f64 = 0.9;
+/// What part of the first audio target turns have that may be late.
+const LATE: f64 = 0.75;
 /// Bounds of what clients are told to wait.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
@@ -101,6 +104,8 @@ pub(super) struct Admission<'a> {
     pub(super) critical: Duration,
     /// Turns that began of late.
     pub(super) arrivals: &'a Arrivals,
+    /// One more turn may begin later than most.
+    pub(super) may_be_late: bool,
 }
 
 impl Admission<'_> {
@@ -124,13 +129,13 @@ impl Admission<'_> {
         spec: &JobSpec,
         tenant: usize,
         wait: Option<Duration>,
-    ) -> Result<(), Refused> {
+    ) -> Result<Promise, Refused> {
         self.check_more()?;
         if let Some(wait) = wait {
             return Err(refused(RefusedReason::RateLimited, wait));
         }
         if spec.class == Class::Batch {
-            return Ok(());
+            return Ok(Promise::Usual);
         }
         if !self.tenants.may_add_stream(tenant) {
             return Err(refused(RefusedReason::TenantFull, self.until_a_stream_ends(now)));
@@ -142,7 +147,7 @@ impl Admission<'_> {
     /// Whether one more live stream would be taken on, of whatever tenant.
     pub(super) fn has_room(&self, now: Instant) -> Result<(), Refused> {
         self.check_more()?;
-        self.check_live(now, 0, 1.0)
+        self.check_live(now, 0, 1.0).map(|_| ())
     }
 
     /// Live streams that may have unfinished work at once: one slot is left for batch that has starved for its patience.
@@ -154,15 +159,15 @@ impl Admission<'_> {
         self.slots - u32::from(self.slots > 1)
     }
 
-    /// Whether one more live turn fits into `part` of what there is.
-    fn check_live(&self, now: Instant, chars: u32, part: f64) -> Result<(), Refused> {
+    /// Whether one more live turn fits into `part` of what there is, and when it is then to be heard.
+    fn check_live(&self, now: Instant, chars: u32, part: f64) -> Result<Promise, Refused> {
         let streams = self.table.live_streams();
         if streams >= self.config.max_live {
             return Err(refused(RefusedReason::Full, self.until_a_stream_ends(now)));
         }
         // An idle device takes on whatever comes: it is as good as it gets.
         if streams == 0 {
-            return Ok(());
+            return Ok(Promise::Usual);
         }
         let load = self.forecast.load(streams + 1);
         let first = self.forecast.first_audio(self.silent_streams(now) + 1) * QUEUEING;
@@ -172,25 +177,30 @@ impl Admission<'_> {
         // What is owed to starving batch work is not promised to listeners as well.
         let owed = if self.batch_is_owed { self.config.batch_min_share } else { 0.0 };
         let limit = self.config.load_limit * (1.0 - owed) * part;
-        let due = self.due(now, chars);
         let slots = f64::from(streams) < f64::from(self.live_slots()) * part;
-        if due > limit || !slots || load > limit || first > promise * part || !memory {
-            tracing::debug!(streams, load, first, promise, memory, due, part, "speech was refused");
-            return Err(refused(RefusedReason::Overloaded, self.until_a_stream_ends(now)));
+        // Half of the target: it is what most turns are to have, not their mean.
+        let due = self.due(now, chars, 0.5);
+        if slots && load <= limit && first <= promise * part && memory {
+            if due <= limit {
+                return Ok(Promise::Usual);
+            }
+            if self.may_be_late && part >= 1.0 && self.due(now, chars, LATE) <= limit {
+                return Ok(Promise::Late);
+            }
         }
-        Ok(())
+        tracing::debug!(streams, load, first, promise, memory, due, part, "speech was refused");
+        Err(refused(RefusedReason::Overloaded, self.until_a_stream_ends(now)))
     }
 
     /// The share of the device that with one more turn is due within the horizon that has the most of it, with the first audio of
-    /// the turns that come meanwhile; 0 until the voice is known.
+    /// the turns that come meanwhile, where first audio is promised within `part` of its target; 0 until the voice is known.
     ///
     /// Of the turns that come within a horizon only those are due in it that come a promise before its end, but what speaks waits
     /// for all of them: see [`NOT_DUE`].
-    fn due(&self, now: Instant, chars: u32) -> f64 {
+    fn due(&self, now: Instant, chars: u32, part: f64) -> f64 {
         let target = self.config.first_audio_target();
         let alone = Duration::from_secs_f64(self.forecast.first_audio(1) * LENIENCE);
-        // Half of the target: it is what most turns are to have, not their mean.
-        let promise = alone.max(target / 2);
+        let promise = alone.max(target.mul_f64(part));
         let Some(mut demand) = Demand::of(self.table, self.forecast, now, target, promise, self.critical) else {
             return 0.0;
         };
@@ -269,6 +279,7 @@ mod tests {
             batch_is_owed: false,
             critical: Duration::ZERO,
             arrivals: &Arrivals::default(),
+            may_be_late: false,
         };
         assert_eq!(admission.check_more(), Ok(()), "a stream that has work goes on");
         let result = admission.check_new(now, &spec(2, Class::Live), tenant, None);

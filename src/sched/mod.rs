@@ -21,7 +21,7 @@
 //!
 //! # Parts
 //! [`table`] owns jobs, streams and slots; [`forecast`] what speech costs; [`memory`] how much there is; [`tenant`]
-//! shares; [`starvation`] the claims of batch work; [`inflight`] the launched step. [`admission`] (by what is due,
+//! shares; [`starvation`] the claims of batch work; [`latitude`] how many turns may be late; [`inflight`] the launched step. [`admission`] (by what is due,
 //! [`demand`]), [`placement`], [`rank`], [`gather`], [`batching`], [`writing`] and [`outcome`] work on these and own nothing.
 //!
 //! # Why
@@ -40,6 +40,7 @@ mod forecast;
 mod gather;
 mod inflight;
 mod job;
+mod latitude;
 mod load;
 mod memory;
 mod outcome;
@@ -68,6 +69,7 @@ use self::forecast::Forecast;
 use self::inflight::{Ended, InFlight};
 use self::job::State;
 pub use self::job::{JobEnd, JobId, JobSpec};
+use self::latitude::Latitude;
 pub use self::load::{Load, by_suitability};
 pub use self::memory::Need;
 use self::memory::{Holding, Memory};
@@ -114,6 +116,7 @@ pub struct Scheduler {
     critical: Duration,
     /// Live turns that began of late.
     arrivals: Arrivals,
+    latitude: Latitude,
     /// A listener in silence waits, or one who is about to hear a gap.
     urgent: bool,
 }
@@ -137,6 +140,7 @@ impl Scheduler {
             preemptions: 0,
             critical: Duration::ZERO,
             arrivals: Arrivals::default(),
+            latitude: Latitude::default(),
             urgent: false,
         }
     }
@@ -166,9 +170,10 @@ impl Scheduler {
             if spec.class == Class::Live && self.table.stream(spec.stream).is_some_and(heard) {
                 self.admission(now).check_next(wait)?;
             } else {
-                self.admission(now).check_new(now, &spec, tenant, wait)?;
+                let promise = self.admission(now).check_new(now, &spec, tenant, wait)?;
                 if spec.class == Class::Live {
                     self.arrivals.add(now);
+                    self.latitude.taken(promise);
                 }
             }
         }
@@ -567,6 +572,7 @@ impl Scheduler {
             batch_is_owed,
             critical: self.critical,
             arrivals: &self.arrivals,
+            may_be_late: self.latitude.is_left(),
         }
     }
 

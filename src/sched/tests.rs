@@ -2,6 +2,7 @@ mod writing;
 
 use std::collections::HashMap;
 
+use super::latitude::Promise;
 use super::*;
 use crate::turn::Class;
 
@@ -317,11 +318,19 @@ fn turns_are_refused_when_more_is_due_than_there_is_time_for() {
         sched.complete(now, 40 * MS, &step, &[Outcome { done: made == 2, ..outcome }]);
     }
     while matches!(sched.plan(now), Plan::End { .. }) {}
+    while sched.latitude.is_left() {
+        sched.latitude.taken(Promise::Late);
+    }
     let accepted = (2..20).take_while(|stream| sched.submit(now, spec(*stream, Class::Live)).is_ok()).count();
     assert!((2..12).contains(&accepted), "{accepted} turns at once");
     assert!(sched.forecast.load(20) < 0.5, "{}", sched.forecast.load(20));
     let refused = sched.submit(now, spec(99, Class::Live)).expect_err("no time for it");
     assert_eq!(refused.reason, RefusedReason::Overloaded);
+    // Where few were late before, some more may be.
+    sched.latitude = Latitude::default();
+    let late = (20..40).take_while(|stream| sched.submit(now, spec(*stream, Class::Live)).is_ok()).count();
+    assert!((1..=8).contains(&late), "{late} more, behind {accepted}");
+    assert!(sched.submit(now, spec(99, Class::Live)).is_err());
 }
 
 #[test]

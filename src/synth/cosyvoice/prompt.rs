@@ -45,7 +45,22 @@ pub struct LlmInput {
     pub max_len: u32,
 }
 
-/// The input that speaks `text` (normalised) like `voice`. No control token gets into it from any of the texts.
+/// The ids of the texts before what is spoken: up to and including the end of the prompt's instructions, and the transcript behind
+/// it. No control token gets into them from either text.
+///
+/// # Errors
+/// The texts cannot be encoded.
+pub fn before(tokenizer: &Tokenizer, voice: &Voice, instructions: Option<&str>) -> Result<Vec<u32>, TokenizerError> {
+    let (system, behind) = match Mode::of(voice, instructions) {
+        Mode::ZeroShot => (SYSTEM.into(), without_tokens(voice.transcript.trim())),
+        Mode::CrossLingual => (SYSTEM.into(), "".into()),
+        Mode::Instruct => (format!("{SYSTEM} {}", without_tokens(instructions.unwrap_or_default().trim())), "".into()),
+    };
+    tokenizer.encode(&format!("{system}{END_OF_PROMPT}{behind}"))
+}
+
+/// The input that speaks `text` (normalised) like `voice` behind the ids of [`before`]. No control token gets into it from the
+/// text.
 ///
 /// Lengths count the ids of what the original calls `text` (section 5). In cross-lingual use that begins with the
 /// system text.
@@ -56,38 +71,20 @@ pub fn input(
     tokenizer: &Tokenizer,
     config: &LlmConfig,
     voice: &Voice,
-    instructions: Option<&str>,
+    (mode, before): (Mode, &[u32]),
     (text, markup): (&str, Markup),
 ) -> Result<LlmInput, TokenizerError> {
-    let mode = Mode::of(voice, instructions);
-    let before = before(mode, voice, instructions);
     let spoken = tokenizer.encode_words(text, markup)?;
-    let before = encode_before(tokenizer, &before)?;
     let heard = spoken.len() as u32;
     let count = if mode == Mode::CrossLingual { before.len() as u32 + heard } else { heard };
     let mut prefix = vec![Embed::Speech(config.control(SOS))];
-    prefix.extend(before.into_iter().map(Embed::Text));
+    prefix.extend(before.iter().copied().map(Embed::Text));
     prefix.extend(spoken.into_iter().map(Embed::Text));
     prefix.push(Embed::Speech(config.control(TASK)));
     if mode == Mode::ZeroShot {
         prefix.extend(voice.tokens.iter().copied().map(Embed::Speech));
     }
     Ok(LlmInput { prefix, spoken: heard, min_len: count * LENGTH.0, max_len: count * LENGTH.1 })
-}
-
-/// The texts before what is spoken: up to the end of the prompt's instructions, and behind it.
-fn before(mode: Mode, voice: &Voice, instructions: Option<&str>) -> (String, String) {
-    match mode {
-        Mode::ZeroShot => (SYSTEM.into(), without_tokens(voice.transcript.trim()).into_owned()),
-        Mode::CrossLingual => (SYSTEM.into(), String::new()),
-        Mode::Instruct => {
-            (format!("{SYSTEM} {}", without_tokens(instructions.unwrap_or_default().trim())), String::new())
-        }
-    }
-}
-
-fn encode_before(tokenizer: &Tokenizer, (system, behind): &(String, String)) -> Result<Vec<u32>, TokenizerError> {
-    tokenizer.encode(&format!("{system}{END_OF_PROMPT}{behind}"))
 }
 
 /// What a text that is still being written is spoken behind.
@@ -132,21 +129,13 @@ fn rounds(speech: usize, wanted: usize, round: usize) -> usize {
     1 + wanted.saturating_sub(round - speech % round).div_ceil(round)
 }
 
-/// The prompt of a streamed utterance in `voice`.
-///
-/// # Errors
-/// The text cannot be encoded.
-pub fn streamed(
-    tokenizer: &Tokenizer,
-    voice: &Voice,
-    instructions: Option<&str>,
-) -> Result<StreamPrompt, TokenizerError> {
-    let mode = Mode::of(voice, instructions);
-    let mut system = encode_before(tokenizer, &before(mode, voice, instructions))?;
+/// The prompt of a streamed utterance in `voice`, with the ids of [`before`].
+pub fn streamed(tokenizer: &Tokenizer, voice: &Voice, (mode, before): (Mode, &[u32])) -> StreamPrompt {
+    let mut system = before.to_vec();
     let end = system.iter().position(|&id| id == tokenizer.end_of_prompt()).map_or(system.len(), |at| at + 1);
     let transcript = system.split_off(end);
     let speech = if mode == Mode::ZeroShot { voice.tokens.clone() } else { Vec::new() };
-    Ok(StreamPrompt { system, transcript, speech })
+    StreamPrompt { system, transcript, speech }
 }
 
 /// Most speech tokens of so many text ids.

@@ -199,7 +199,7 @@ fn serve(
                 phase.send_replace(Phase::Ready);
                 let precedence = synth.precedence();
                 let (synth, gauges) = (&mut **synth, clock::now());
-                let mut worker = Worker { shared, synth, precedence, gauges, preemptions: 0 };
+                let mut worker = Worker { shared, synth, precedence, gauges, idle: false, preemptions: 0 };
                 guarded(|| worker.work())
             }
             // What has worked may work again.
@@ -317,6 +317,8 @@ struct Worker<'a> {
     synth: &'a mut dyn Synthesizer,
     precedence: Option<Arc<Precedence>>,
     gauges: Instant,
+    /// There was nothing to do when this was last looked at.
+    idle: bool,
     preemptions: u64,
 }
 
@@ -364,7 +366,7 @@ impl Worker<'_> {
             if let Some(precedence) = &self.precedence {
                 precedence.set(sched.is_urgent());
             }
-            self.measure(&mut state, now);
+            self.measure(&mut state, now, &task);
             match task {
                 Task::Complete(launched) => {
                     drop(state);
@@ -537,8 +539,21 @@ impl Worker<'_> {
         state.spent.pass(clock::now(), true);
     }
 
-    fn measure(&mut self, state: &mut State, now: Instant) {
-        if now < self.gauges {
+    /// Brings gauges up to date before `task`. A caller's work does not wait for them: after a pause, when little of this is in the
+    /// processor's caches, it is one turn's first audio that would. So they come while nothing is to be done, and otherwise later.
+    fn measure(&mut self, state: &mut State, now: Instant, task: &Task) {
+        let idles = matches!(task, Task::Sleep { until: None });
+        if self.idle && !idles {
+            self.gauges = now + GAUGES;
+        }
+        let at = match task {
+            // Nothing may happen for long: what they say then has to hold.
+            _ if idles && !self.idle => now,
+            Task::Sleep { .. } | Task::Watch => self.gauges,
+            _ => self.gauges + GAUGES,
+        };
+        self.idle = idles;
+        if now < at {
             return;
         }
         self.gauges = now + GAUGES;

@@ -18,6 +18,15 @@ use super::world::{Event, World, zero};
 const WARM: f64 = 5.0;
 const MEASURED: f64 = 20.0;
 
+/// The device that takes a turn of a call that spoke on `last`, as the engine does it: where the one that suits best refuses, the next
+/// one is asked.
+pub(super) fn taker(worlds: &[World], last: Option<usize>, at: Duration) -> usize {
+    let at = zero() + at;
+    let loads = worlds.iter().enumerate().map(|(device, world)| (device, world.load(at))).collect();
+    let suited = by_suitability(Class::Live, last, loads);
+    suited.iter().copied().find(|device| worlds[*device].has_room(at)).unwrap_or(suited[0])
+}
+
 /// Calls of several turns each, as a Poisson process, over `devices` alike; the device seconds that each spent on live steps, and
 /// how many turns were refused.
 fn fleet(devices: usize, turns_per_device: f64, seed: u64) -> (Vec<f64>, u32) {
@@ -45,8 +54,7 @@ fn fleet(devices: usize, turns_per_device: f64, seed: u64) -> (Vec<f64>, u32) {
         // A call that has been heard out goes on, or a new one begins.
         let free = calls.iter().position(|(_, until)| *until <= at).filter(|_| rng.chance(0.8));
         let last = free.map(|call| calls[call].0);
-        let loads = worlds.iter().enumerate().map(|(device, world)| (device, world.load(zero() + at))).collect();
-        let device = by_suitability(Class::Live, last, loads)[0];
+        let device = taker(&worlds, last, at);
         let call = free.unwrap_or(calls.len());
         calls.resize(calls.len().max(call + 1), (device, heard));
         calls[call] = (device, heard);

@@ -8,7 +8,6 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::{Duration, Instant};
 
-use antiphon::sched::by_suitability;
 use antiphon::turn::Class;
 use antiphon_loadgen::corpus::{self, Length};
 use antiphon_loadgen::load::Cycles;
@@ -19,6 +18,7 @@ use antiphon_loadgen::stats::Summary;
 use serde_json::json;
 
 use super::engine::{Costs, Engine};
+use super::fleet::taker;
 use super::policy::Kind;
 use super::rate::utterances;
 use super::rng::Rng;
@@ -136,10 +136,7 @@ impl<'a> Gateway<'a> {
             now += TICK;
             while let Some(Reverse((at, call))) = due.peek().copied().filter(|Reverse((at, _))| *at < zero() + now) {
                 due.pop();
-                let loads = worlds.iter().enumerate().map(|(device, world)| (device, world.load(at))).collect();
-                let suited = by_suitability(Class::Live, last.get(&call).copied(), loads);
-                // As the engine does it: where a device refuses, the next one is asked.
-                let device = suited.iter().copied().find(|device| worlds[*device].has_room(at)).unwrap_or(suited[0]);
+                let device = taker(worlds, last.get(&call).copied(), at - zero());
                 last.insert(call, device);
                 let tokens = set_up.speech.tokens(rng.unit());
                 if at >= zero() + from {

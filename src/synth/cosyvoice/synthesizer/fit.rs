@@ -3,10 +3,12 @@
 //! Nothing that was accepted is refused for its length. Where the longest speech that a segment may become has no
 //! room, it is bounded by the room; where its usual speech has none, the segment is cut, at a clause if there is one.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 
 use super::super::backend::{Backend, Extent};
 use super::super::probe::Probe;
+use super::super::prompt::Mode;
 use super::super::schedule::Hops;
 use super::super::{prompt, sample, text};
 use super::{CosyVoice, Known, Segment};
@@ -54,7 +56,9 @@ impl<B: Backend + Probe> CosyVoice<B> {
     ) -> Result<(), SynthError> {
         let instructions = utterance.instructions.as_deref();
         let words = (text, utterance.markup);
-        let mut input = prompt::input(&self.tokenizer, &self.config.llm, &known.voice, instructions, words)
+        let before = self.before(known, instructions)?;
+        let before = (Mode::of(&known.voice, instructions), &*before);
+        let mut input = prompt::input(&self.tokenizer, &self.config.llm, &known.voice, before, words)
             .map_err(|e| SynthError::Input(e.to_string()))?;
         let key = sample::key(text, instructions.unwrap_or_default(), name, utterance.seed);
         let room = self.backend.caps().positions.saturating_sub(input.prefix.len() as u32);
@@ -76,6 +80,19 @@ impl<B: Backend + Probe> CosyVoice<B> {
         let (left, right) = text.split_at(cut);
         self.fit(utterance, name, known, left.trim_end(), out)?;
         self.fit(utterance, name, known, right.trim_start(), out)
+    }
+
+    /// The ids before what is spoken in a voice.
+    pub(super) fn before<'a>(
+        &self,
+        known: &'a Known,
+        instructions: Option<&str>,
+    ) -> Result<Cow<'a, [u32]>, SynthError> {
+        if Mode::of(&known.voice, instructions) != Mode::Instruct {
+            return Ok(Cow::Borrowed(&known.before));
+        }
+        let ids = prompt::before(&self.tokenizer, &known.voice, instructions);
+        ids.map(Cow::Owned).map_err(|e| SynthError::Input(e.to_string()))
     }
 
     fn memory_of(&self, prefix: usize, tokens: u32) -> u64 {
@@ -117,8 +134,11 @@ impl<B: Backend + Probe> CosyVoice<B> {
     /// Text ids that a text which is still being written has to have before it sounds in `voice`: the recording's speech is
     /// fed behind so many, of which its transcript has some, or all; and each round that the first chunk takes behind the
     /// first one waits for as many again.
-    pub(super) fn starts_after(&self, voice: &Voice) -> Option<u32> {
-        let prompt = prompt::streamed(&self.tokenizer, voice, None).ok().filter(|_| self.backend.extends())?;
+    pub(super) fn starts_after(&self, voice: &Voice, before: &[u32]) -> Option<u32> {
+        if !self.backend.extends() {
+            return None;
+        }
+        let prompt = prompt::streamed(&self.tokenizer, voice, (Mode::of(voice, None), before));
         let [text, speech] = self.config.llm.mix_ratio;
         let wanted = self.first_chunk(voice.tokens.len() as u32);
         let prompt = prompt.sooner(wanted, speech);

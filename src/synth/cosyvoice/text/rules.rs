@@ -32,7 +32,9 @@ pub fn segments(text: &str, tokenizer: &Tokenizer) -> Vec<String> {
     let chinese = is_chinese(text);
     let normal = normalize(text);
     let length = |piece: &str| if chinese { piece.chars().count() } else { tokenizer.count(piece) };
-    let mut pieces = join(sentences(&normal, chinese), length);
+    // An id is a byte at least, and the normal form of ASCII is itself: a short text, which a caller waits for, need not be counted.
+    let exceeds = |piece: &str, most: usize| !(piece.is_ascii() && piece.len() <= most) && length(piece) > most;
+    let mut pieces = join(sentences(&normal, chinese), exceeds);
     pieces.retain(|p| p.chars().any(|c| c.is_alphanumeric() || is_phone(c)));
     pieces
 }
@@ -99,17 +101,18 @@ fn sentences(text: &str, chinese: bool) -> Vec<String> {
     found
 }
 
-fn join(sentences: Vec<String>, length: impl Fn(&str) -> usize) -> Vec<String> {
+/// Sentences joined to pieces. `exceeds`: whether a piece is longer than that.
+fn join(sentences: Vec<String>, exceeds: impl Fn(&str, usize) -> bool) -> Vec<String> {
     let mut pieces: Vec<String> = Vec::new();
     let mut current = String::new();
     for sentence in sentences {
-        if length(&format!("{current}{sentence}")) > MOST && length(&current) > LEAST {
+        if exceeds(&format!("{current}{sentence}"), MOST) && exceeds(&current, LEAST) {
             pieces.push(std::mem::take(&mut current));
         }
         current.push_str(&sentence);
     }
     match pieces.last_mut() {
-        Some(last) if !current.is_empty() && length(&current) < SHORT => last.push_str(&current),
+        Some(last) if !current.is_empty() && !exceeds(&current, SHORT - 1) => last.push_str(&current),
         _ if !current.is_empty() => pieces.push(current),
         _ => {}
     }
