@@ -70,7 +70,7 @@ async fn ready(State(gateway): State<Gateway>) -> Response {
         json!({ "node": status.node, "registry": status.registry, "error": status.error, "others": status.others })
     });
     let room = gateway.room.check().is_ok();
-    let body = json!({ "faults": faults, "ready": ready, "draining": draining, "room": room, "cluster": nodes, "calls": gateway.calls.count(), "devices": devices(&gateway), "trunks": trunks });
+    let body = json!({ "faults": faults, "ready": ready, "draining": draining, "room": room, "cluster": nodes, "calls": gateway.calls.count(), "maxCalls": gateway.calls.most(), "devices": devices(&gateway), "trunks": trunks });
     (status, Json(body)).into_response()
 }
 

@@ -15,7 +15,8 @@
 //!   one H200 (41, 51, 63, 86 and 125 ms at 48, 100, 200, 300 and 400 calls of 3 s turns);
 //! - **capacity** or **memory**: streams that the gateway admits at once, and those that device memory has room for. A
 //!   turn holds one until its speech is computed, which may be long before it is heard; the gateway tells for how long.
-//!   Turns that are computed without a rest hold theirs longer as the device fills. Engset's formula for a fixed number of callers, Erlang's first for an open loop.
+//!   Turns that are computed without a rest hold theirs longer as the device fills. Engset's formula for a fixed number of callers, Erlang's first for an open loop;
+//! - **max_calls**: as many at once as the gateway is configured to take.
 //!
 //! # Why
 //! - **Only light loads are used** (up to half the knee, never the knee itself): a prediction is made to be had
@@ -49,7 +50,7 @@ const FULL: f64 = 0.95;
 /// One thing that may run out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bound {
-    /// `cpu`, `thread`, `device`, `first audio`, `capacity` or `memory`.
+    /// `cpu`, `thread`, `device`, `first audio`, `capacity`, `memory` or `max_calls`.
     pub what: &'static str,
     /// Calls at a time that use it up.
     pub calls: f64,
@@ -89,11 +90,17 @@ pub fn predict(report: &Report) -> Option<Prediction> {
     let sustained = sustained(report, &light);
     let device = device(report, &light, sustained);
     let capacity = capacity(report, &light, sustained);
-    let mut bounds: Vec<Bound> =
-        [cpu(report, &light), thread(report, &light), first_audio(report, &light), device, capacity]
-            .into_iter()
-            .flatten()
-            .collect();
+    let mut bounds: Vec<Bound> = [
+        cpu(report, &light),
+        thread(report, &light),
+        first_audio(report, &light),
+        device,
+        capacity,
+        max_calls(report, &light),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     bounds.sort_by(|a, b| a.calls.total_cmp(&b.calls));
     let first = bounds.first()?;
     let (capacity, bound) = (first.calls, first.what);
@@ -296,6 +303,13 @@ fn first_audio(report: &Report, light: &Light<'_>) -> Option<Bound> {
         limit * 1e3
     );
     (used < FULL).then_some(Bound { what: "first audio", calls: used * most, basis })
+}
+
+/// The calls that the gateway takes at once. Two H200s had device time for more than the 1,000 that these are unless it is told otherwise.
+fn max_calls(report: &Report, light: &Light<'_>) -> Option<Bound> {
+    let most = light.used.last().and_then(|l| l.metrics.max_calls).filter(|most| *most > 0.0)?;
+    let basis = format!("the gateway takes {most:.0} calls at once: max_calls in [call] of its configuration");
+    Some(Bound { what: "max_calls", calls: light.bear(report, most), basis })
 }
 
 fn capacity(report: &Report, light: &Light<'_>, sustained: Option<f64>) -> Option<Bound> {

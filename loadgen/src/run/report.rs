@@ -223,6 +223,8 @@ pub struct GatewayMetrics {
     pub carries: Option<f64>,
     /// Live streams that device memory has room for at once, likewise; 0: it is not what limits.
     pub memory_streams: Option<f64>,
+    /// Calls that the gateway takes at once, as it is configured.
+    pub max_calls: Option<f64>,
     /// Device memory in use at the end, octets.
     pub gpu_memory: f64,
     /// Device seconds for each second of speech: the engine's own real-time factor.

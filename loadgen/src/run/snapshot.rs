@@ -20,6 +20,7 @@ pub struct Snapshot {
     sustainable: Option<f64>,
     memory_streams: Option<f64>,
     held: Option<f64>,
+    max_calls: Option<f64>,
 }
 
 impl Snapshot {
@@ -29,7 +30,7 @@ impl Snapshot {
         let (own, host) = (Sample::own(), process::host_busy());
         let threads = pid.map(process::threads).unwrap_or_default();
         let (mut metrics, mut sustainable, mut held) = (Metrics::default(), None, None);
-        let mut memory_streams = None;
+        let (mut memory_streams, mut max_calls) = (None, None);
         if let Some(gateway) = &plan.gateway {
             // A gateway without these, or one that is dead by now, tells nothing.
             metrics = gateway.metrics().await.unwrap_or_default();
@@ -42,8 +43,9 @@ impl Snapshot {
             sustainable = told("sustainableStreams").or_else(|| told("carries"));
             memory_streams = told("memoryStreams");
             held = told("holdingSeconds").or_else(|| told("heldSeconds"));
+            max_calls = ready["maxCalls"].as_f64();
         }
-        Snapshot { gateway, own, threads, host, metrics, sustainable, memory_streams, held }
+        Snapshot { gateway, own, threads, host, metrics, sustainable, memory_streams, held, max_calls }
     }
 
     /// Writes into `level` what was used since `earlier`; of the level its throughput must be known.
@@ -103,6 +105,7 @@ impl Snapshot {
             sustainable_streams: self.sustainable,
             carries: self.sustainable,
             memory_streams: self.memory_streams,
+            max_calls: self.max_calls,
             gpu_memory: self.metrics.total("voice_gpu_memory_bytes"),
         }
     }

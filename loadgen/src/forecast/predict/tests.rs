@@ -151,6 +151,17 @@ fn first_audio_runs_out_before_the_device_where_it_may_not_be_late() {
 }
 
 #[test]
+fn no_more_calls_are_foreseen_than_the_gateway_takes() {
+    let mut report = report("closed", &[4, 8], FAR);
+    let free = predict(&report).expect("levels").capacity;
+    report.levels.iter_mut().for_each(|level| level.metrics.max_calls = Some(30.0));
+    let predicted = predict(&report).expect("levels");
+    assert!(free > 30.0, "{free}");
+    assert_eq!((predicted.capacity, predicted.bound), (30.0, "max_calls"));
+    assert!(predicted.bounds[0].basis.contains("max_calls"), "{}", predicted.bounds[0].basis);
+}
+
+#[test]
 fn memory_runs_out_where_it_has_room_for_fewer_than_are_admitted() {
     let mut report = report("closed", &[4, 8, 16, 48, 49], FAR);
     report.devices = json!([{ "state": "ready", "capacity": 100 }]);
