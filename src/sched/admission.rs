@@ -7,6 +7,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::Scheduler;
 use super::config::Config;
 use super::demand::{Arrivals, Demand};
 use super::forecast::Forecast;
@@ -108,7 +109,23 @@ pub(super) struct Admission<'a> {
     pub(super) may_be_late: bool,
 }
 
-impl Admission<'_> {
+impl<'a> Admission<'a> {
+    /// Of `scheduler` as it is `now`.
+    pub(super) fn of(scheduler: &'a Scheduler, now: Instant) -> Self {
+        Self {
+            config: &scheduler.config,
+            table: &scheduler.table,
+            forecast: &scheduler.forecast,
+            memory: &scheduler.memory,
+            tenants: &scheduler.tenants,
+            slots: scheduler.limits.slots,
+            batch_is_owed: scheduler.starvation.is_owed(now, &scheduler.config),
+            critical: scheduler.critical,
+            arrivals: &scheduler.arrivals,
+            may_be_late: scheduler.latitude.is_left(),
+        }
+    }
+
     /// Whether one more job is taken on that continues speech that was promised.
     pub(super) fn check_more(&self) -> Result<(), Refused> {
         let (live, batch) = self.table.counts();

@@ -36,6 +36,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::Scheduler;
 use super::config::Config;
 use super::forecast::Forecast;
 use super::job::State;
@@ -56,7 +57,7 @@ const SHORT: (f64, f64) = (0.7, 0.95);
 /// So many streams that are silent, or about to be, are many: steps are longer then.
 const MANY: usize = 4;
 /// Without a turn for so long, steps of batch work take up to [`LONGER`] times [`Config::batch_step_ms`].
-pub(super) const QUIET: Duration = Duration::from_secs(60);
+const QUIET: Duration = Duration::from_secs(60);
 const LONGER: u32 = 2;
 
 /// What composes steps.
@@ -75,7 +76,16 @@ pub(super) struct Batching<'a> {
     pub(super) quiet: bool,
 }
 
-impl Batching<'_> {
+impl<'a> Batching<'a> {
+    /// Of `scheduler` as it is `now`.
+    pub(super) fn of(scheduler: &'a Scheduler, now: Instant) -> Self {
+        let Scheduler { config, limits, forecast, table, memory, critical, starvation, arrivals, .. } = scheduler;
+        let (live, batch) = table.counts();
+        let quiet = live == 0 && arrivals.none_for(now, QUIET);
+        let spare = batch > 0 && starvation.had_leisure(now, config.slack_reserve());
+        Self { config, limits, forecast, table, memory, critical: *critical, spare, quiet }
+    }
+
     /// The stage and the members of a step for `head`. `starving`: it is batch work that has to run now.
     pub(super) fn step<'c>(
         &self,

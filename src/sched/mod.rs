@@ -162,15 +162,15 @@ impl Scheduler {
             self.tenants.asks(tenant, now);
         }
         if self.has_work(spec.stream) {
-            self.admission(now).check_more()?;
+            Admission::of(self, now).check_more()?;
         } else {
             let wait = self.tenants.rate(tenant, now);
             // What follows speech that is still heard was promised with it, though all of that is made.
             let heard = |stream: &Stream| stream.paced && !stream.lead(now).is_zero();
             if spec.class == Class::Live && self.table.stream(spec.stream).is_some_and(heard) {
-                self.admission(now).check_next(wait)?;
+                Admission::of(self, now).check_next(wait)?;
             } else {
-                let promise = self.admission(now).check_new(now, &spec, tenant, wait)?;
+                let promise = Admission::of(self, now).check_new(now, &spec, tenant, wait)?;
                 if spec.class == Class::Live {
                     self.arrivals.add(now);
                     self.latitude.taken(promise);
@@ -188,7 +188,7 @@ impl Scheduler {
     /// # Errors
     /// It would not, and when to ask again.
     pub fn has_room(&self, now: Instant) -> Result<(), Refused> {
-        self.admission(now).has_room(now)
+        Admission::of(self, now).has_room(now)
     }
 
     /// Says what memory `job` will need.
@@ -254,16 +254,16 @@ impl Scheduler {
             return Plan::End { job, slot, how, holding };
         }
         let batch_is_owed = self.starvation.is_owed(now, &self.config);
-        if let Some(plan) = self.placement().live(batch_is_owed) {
+        if let Some(plan) = Placement::of(self).live(batch_is_owed) {
             return plan;
         }
         self.critical = rank::rest(&mut self.table, now, &self.config, &self.forecast, &self.memory);
-        let mut candidates = self.ranking().candidates(now);
+        let mut candidates = Ranking::of(self).candidates(now);
         self.urgent = self.inflight.is_urgent() || candidates.first().is_some_and(|c| c.rank.is_urgent());
         if self.memory.grows()
             && let Some(lack) = self.memory.gate(&self.table, &mut candidates)
         {
-            if let Some(plan) = self.placement().relieve(now, lack) {
+            if let Some(plan) = Placement::of(self).relieve(now, lack) {
                 return plan;
             }
             let wants = self.table.job(lack.job).map_or(0, |job| job.memory.wants);
@@ -280,14 +280,14 @@ impl Scheduler {
         // There is time to open batch work while a launched step runs.
         let launches = self.limits.launches && candidates.first().is_some_and(|c| c.stage.is_launched());
         let opens_first = starving || !hurried && !launches && beside.is_none();
-        if opens_first && let Some(plan) = self.placement().batch(starving) {
+        if opens_first && let Some(plan) = Placement::of(self).batch(starving) {
             return plan;
         }
         let plan = match beside {
             Some((stage, limit)) => self.select_concurrent(now, &candidates, stage, limit).map(Plan::Run),
             None => self.select(now, &candidates, starving),
         };
-        let plan = plan.or_else(|| if opens_first || hurried { None } else { self.placement().batch(false) });
+        let plan = plan.or_else(|| if opens_first || hurried { None } else { Placement::of(self).batch(false) });
         plan.unwrap_or_else(|| Plan::Idle { until: rank::wake_at(&self.table, now, &self.config) })
     }
 
@@ -437,7 +437,7 @@ impl Scheduler {
             holding: load.holding + self.holding.as_secs_f64(),
             load: self.forecast.load(self.table.live_streams()),
             sustainable: self.forecast.sustainable(self.config.load_limit, gather::period(&self.config)),
-            capacity: self.admission(now).capacity(),
+            capacity: Admission::of(self, now).capacity(),
             memory_streams: self.memory.streams(self.forecast.bytes_each()),
             preemptions: self.preemptions,
             recent: self.recent.at(now),
@@ -515,7 +515,7 @@ impl Scheduler {
 
     /// The next step.
     fn select(&mut self, now: Instant, candidates: &[Candidate], starving: bool) -> Option<Plan> {
-        let batching = self.batching(now);
+        let batching = Batching::of(self, now);
         let batch = candidates.iter().find(|c| !c.is_live() && batching.can_be_resident(c));
         let live = candidates.iter().find(|c| c.is_live());
         let starving = starving && batch.is_some();
@@ -554,56 +554,10 @@ impl Scheduler {
         let head = urgent.iter().find(|c| c.stage != stage)?;
         let speaking = &candidates[..candidates.partition_point(|c| c.rank.is_awaited())];
         let others = if head.stage == Stage::Decode { speaking } else { urgent };
-        let batching = self.batching(now);
+        let batching = Batching::of(self, now);
         let members = batching.urgent(now, head, others);
         let rounds = batching.rounds_within(head.stage, members.len(), limit);
         Some(Step { stage: head.stage, slots: batching::start(&mut self.table, head.stage, &members), rounds })
-    }
-
-    fn admission(&self, now: Instant) -> Admission<'_> {
-        let batch_is_owed = self.starvation.is_owed(now, &self.config);
-        Admission {
-            config: &self.config,
-            table: &self.table,
-            forecast: &self.forecast,
-            memory: &self.memory,
-            tenants: &self.tenants,
-            slots: self.limits.slots,
-            batch_is_owed,
-            critical: self.critical,
-            arrivals: &self.arrivals,
-            may_be_late: self.latitude.is_left(),
-        }
-    }
-
-    fn placement(&mut self) -> Placement<'_> {
-        Placement {
-            config: &self.config,
-            limits: &self.limits,
-            tenants: &self.tenants,
-            inflight: &self.inflight,
-            table: &mut self.table,
-            memory: &mut self.memory,
-            preemptions: &mut self.preemptions,
-        }
-    }
-
-    fn ranking(&self) -> Ranking<'_> {
-        let (config, table, tenants, inflight) = (&self.config, &self.table, &self.tenants, &self.inflight);
-        Ranking { config, table, tenants, inflight, critical: self.critical }
-    }
-
-    fn batching(&self, now: Instant) -> Batching<'_> {
-        Batching {
-            config: &self.config,
-            limits: &self.limits,
-            forecast: &self.forecast,
-            table: &self.table,
-            memory: &self.memory,
-            critical: self.critical,
-            quiet: self.table.counts().0 == 0 && self.arrivals.none_for(now, batching::QUIET),
-            spare: self.table.counts().1 > 0 && self.starvation.had_leisure(now, self.config.slack_reserve()),
-        }
     }
 }
 

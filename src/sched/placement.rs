@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::Scheduler;
 use super::config::Config;
 use super::inflight::InFlight;
 use super::job::{Job, JobId, State};
@@ -38,7 +39,20 @@ pub(super) struct Placement<'a> {
     pub(super) preemptions: &'a mut u64,
 }
 
-impl Placement<'_> {
+impl<'a> Placement<'a> {
+    /// Of `scheduler`.
+    pub(super) fn of(scheduler: &'a mut Scheduler) -> Self {
+        Self {
+            config: &scheduler.config,
+            limits: &scheduler.limits,
+            tenants: &scheduler.tenants,
+            inflight: &scheduler.inflight,
+            table: &mut scheduler.table,
+            memory: &mut scheduler.memory,
+            preemptions: &mut scheduler.preemptions,
+        }
+    }
+
     /// A slot for the most urgent live job without one, or the displacement that it needs. What only decodes ahead of
     /// its turn takes nothing from batch and not the last slots; while batch work is owed a step none begins.
     pub(super) fn live(&mut self, batch_is_owed: bool) -> Option<Plan> {

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::Scheduler;
 use super::config::Config;
 use super::forecast::Forecast;
 use super::inflight::InFlight;
@@ -93,7 +94,13 @@ pub(super) struct Ranking<'a> {
     pub(super) critical: Duration,
 }
 
-impl Ranking<'_> {
+impl<'a> Ranking<'a> {
+    /// Of `scheduler`.
+    pub(super) fn of(scheduler: &'a Scheduler) -> Self {
+        let Scheduler { config, table, tenants, inflight, critical, .. } = scheduler;
+        Self { config, table, tenants, inflight, critical: *critical }
+    }
+
     /// All jobs that could run now, the most urgent first.
     pub(super) fn candidates(&self, now: Instant) -> Vec<Candidate> {
         let least = self.tenants.least();

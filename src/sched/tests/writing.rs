@@ -1,7 +1,7 @@
 //! Jobs whose text is still being written.
 
 use super::*;
-use crate::sched::rank::Rank;
+use crate::sched::rank::{Rank, Ranking};
 
 /// A live job that was given its first words: too few to run anything with, where `ready` is empty.
 fn written(sched: &mut Scheduler, now: Instant, stream: u64, ready: Stages) -> (JobId, Slot) {
@@ -16,7 +16,7 @@ fn written(sched: &mut Scheduler, now: Instant, stream: u64, ready: Stages) -> (
 }
 
 fn rank(sched: &Scheduler, now: Instant, job: JobId) -> Option<Rank> {
-    sched.ranking().candidates(now).iter().find(|c| c.job == job).map(|c| c.rank)
+    Ranking::of(sched).candidates(now).iter().find(|c| c.job == job).map(|c| c.rank)
 }
 
 #[test]
