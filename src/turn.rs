@@ -256,7 +256,7 @@ pub struct VoiceStages {
     pub wait: Duration,
     /// Its text and the voice's prompt through the language model.
     pub prefill: Option<Duration>,
-    /// To the end of the step with its first speech token.
+    /// To the end of the first step that decodes; its first token may be there sooner, with the prefill.
     pub first_token: Option<Duration>,
     /// To the end of the last step that the first audio's mel frames needed.
     pub first_mel: Option<Duration>,

@@ -26,6 +26,14 @@ fn decode(backend: &mut GpuBackend, slots: &[Slot], rounds: u32, tokens: &mut [V
     }
 }
 
+fn prefill(backend: &mut GpuBackend, slots: &[Slot], tokens: &mut [Vec<u32>]) {
+    let mut out = Vec::new();
+    backend.prefill(slots, &mut out).expect("prefill");
+    for p in out {
+        tokens[p.slot.0 as usize].extend(p.tokens);
+    }
+}
+
 /// The first group makes sound while the second decodes and flows: calls of both in turn, or those of the first behind
 /// those of the second.
 fn two_groups(rig: &mut Rig, behind: bool) -> Made {
@@ -34,7 +42,7 @@ fn two_groups(rig: &mut Rig, behind: bool) -> Made {
         rig.open(slot, 1.0);
     }
     let backend = &mut rig.backend;
-    backend.prefill(&FIRST, &mut Vec::new()).expect("prefill");
+    prefill(backend, &FIRST, &mut made.tokens);
     decode(backend, &FIRST, TOKENS, &mut made.tokens);
     while made.tokens[0].len() < TOKENS as usize {
         decode(backend, &FIRST, 16, &mut made.tokens);
@@ -54,7 +62,7 @@ fn two_groups(rig: &mut Rig, behind: bool) -> Made {
         if prefilled {
             decode(backend, &SECOND, 5, &mut made.tokens);
         } else {
-            backend.prefill(&SECOND, &mut Vec::new()).expect("prefill");
+            prefill(backend, &SECOND, &mut made.tokens);
             prefilled = true;
         }
         if behind {
@@ -138,7 +146,7 @@ fn a_slot_may_be_closed_and_its_network_used_while_its_call_runs_behind() {
         }
         let all: Vec<Slot> = FIRST.into_iter().chain(SECOND).collect();
         let backend = &mut rig.backend;
-        backend.prefill(&all, &mut Vec::new()).expect("prefill");
+        prefill(backend, &all, &mut tokens);
         while tokens[0].len() < TOKENS as usize {
             decode(backend, &all, 16, &mut tokens);
         }

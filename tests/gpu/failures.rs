@@ -101,7 +101,9 @@ impl Rig {
             let going = all.iter().zip(spoken).filter(|(slot, s)| s.failed.is_none() && stays(**slot));
             going.map(|(slot, _)| *slot).collect()
         };
-        self.backend.prefill(&all, &mut Vec::new()).expect("prefill");
+        let mut first = Vec::new();
+        self.backend.prefill(&all, &mut first).expect("prefill");
+        first.into_iter().for_each(|p| spoken[at(p.slot)].tokens = p.tokens);
         for call in 0..TOKENS as usize / 16 {
             before(&mut self.backend, Stage::Decode, call);
             let mut out = Vec::new();

@@ -215,10 +215,11 @@ fn tokens_do_not_depend_on_the_batch() {
             backend.open(Slot(n), SlotRequest { voice, prefix, sampling, speed: 1.0 }).expect("opens");
         }
         let all: Vec<Slot> = slots.iter().map(|&n| Slot(n)).collect();
+        let mut first = Vec::new();
         for some in all.chunks(64) {
-            backend.prefill(some, &mut Vec::new()).expect("prefill");
+            backend.prefill(some, &mut first).expect("prefill");
         }
-        let mut tokens = vec![Vec::new(); slots.len()];
+        let mut tokens: Vec<Vec<u32>> = first.into_iter().map(|p| p.tokens).collect();
         for rounds in [1, 7, 32, 32] {
             let mut out = Vec::new();
             backend.decode(&all, rounds, &mut out).expect("decode");

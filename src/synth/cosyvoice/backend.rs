@@ -138,6 +138,10 @@ pub enum End {
 pub struct Prefilled {
     /// For whom.
     pub slot: Slot,
+    /// The first speech tokens, where the backend samples any from the prefix itself; `decode` gives those behind them.
+    pub tokens: Vec<u32>,
+    /// Nothing will be decoded.
+    pub ended: Option<End>,
     /// This slot cannot go on.
     pub failed: Option<SynthError>,
 }
@@ -230,7 +234,7 @@ pub trait Backend: Send {
     /// An id out of range, a prefix longer than [`BackendCaps::positions`], or no memory.
     fn open(&mut self, slot: Slot, request: SlotRequest) -> Result<(), SynthError>;
 
-    /// Runs the whole prefix of each slot through the language model.
+    /// Runs the whole prefix of each slot through the language model, which may give the first tokens.
     ///
     /// # Errors
     /// The device failed.

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use self::fit::Prepared;
-use self::job::push;
+use self::job::{push, take};
 use self::streamed::TextStream;
 use super::backend::{
     Backend, Decoded, FlowPrompt, Flowed, MinLength, Prefilled, Sampling, SlotRequest, Vocoded, VoiceHandle,
@@ -348,11 +348,15 @@ impl<B: Backend + Probe> CosyVoice<B> {
                     self.backend.prefill(&able, &mut out)?;
                 }
                 for result in out {
-                    if let Some(job) = self.jobs.get_mut(&result.slot) {
-                        job.now.prefilled = result.failed.is_none();
-                        job.text.iter_mut().for_each(|text| text.run(result.failed.is_none()));
+                    let made = results.entry(result.slot).or_default();
+                    made.failed = result.failed;
+                    let Some(job) = self.jobs.get_mut(&result.slot) else { continue };
+                    job.now.prefilled = made.failed.is_none();
+                    job.text.iter_mut().for_each(|text| text.run(made.failed.is_none()));
+                    if job.text.is_none() && made.failed.is_none() {
+                        made.failed =
+                            take(&mut self.backend, result.slot, &mut job.now, &result.tokens, result.ended).err();
                     }
-                    results.entry(result.slot).or_default().failed = result.failed;
                 }
             }
             Stage::Decode => {
@@ -374,11 +378,9 @@ impl<B: Backend + Probe> CosyVoice<B> {
                         }
                         continue;
                     }
-                    let run = &mut job.now;
-                    run.tokens.extend(result.tokens.into_iter().filter(|&t| run.thinner.keeps(t)));
-                    run.decoded |= result.ended.is_some();
                     if made.failed.is_none() {
-                        made.failed = push(&mut self.backend, result.slot, run).err();
+                        made.failed =
+                            take(&mut self.backend, result.slot, &mut job.now, &result.tokens, result.ended).err();
                     }
                 }
             }

@@ -228,7 +228,7 @@ impl Backend for CpuBackend {
                 Some(state) => state.prefill(&self.llm).map_err(load_failed).map(|()| None)?,
                 None => Some(not_open()),
             };
-            out.push(Prefilled { slot, failed });
+            out.push(Prefilled { slot, tokens: Vec::new(), ended: None, failed });
         }
         Ok(())
     }

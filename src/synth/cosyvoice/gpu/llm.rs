@@ -2,7 +2,8 @@
 //! need the host only for their result.
 //!
 //! A decode round is one graph for its width. Between the rounds of a call nothing leaves the device: the sampled id
-//! becomes the next input there.
+//! becomes the next input there. The last position of a prefix goes through the network with the others and gives the first token:
+//! by itself it would take a round, in which all weights are read for one row.
 //!
 //! [`load`] makes the model, [`network`] runs its layers and chooses how they multiply.
 //!
@@ -17,7 +18,7 @@ mod network;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use self::network::{Args, Network, Projection};
+use self::network::{Args, Network};
 use super::device::{Buf, Device, GpuError, Graph, Staging, start};
 use super::mirror::{Layout, mirrored};
 use crate::synth::cosyvoice::backend::{Controls, Embed, MinLength, Sampling, Stretch};
@@ -29,6 +30,10 @@ pub(super) const WIDTHS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 25
 pub(super) const ROUNDS: usize = 32;
 /// Positions of one prefill pass.
 const PASS: usize = 4096;
+/// Prefixes that may end in one.
+const ENDS: usize = WIDTHS[WIDTHS.len() - 1];
+/// Words of a pass's staging before its sequences: ids, slots and positions of its rows, and which of them are ends.
+const SEQS: usize = 3 * PASS + ENDS;
 /// Warps of an attention block, each with buffers of sixteen keys and values: two, or four where there are few rows.
 const ATTEND_WARPS: usize = 8;
 /// Scores of a row that can be sampled from, as in sample.cu.
@@ -85,8 +90,7 @@ pub(super) struct Sampled {
     pub(super) bad: bool,
 }
 
-/// What a prefill pass feeds to one slot. All but the last position goes through the network in the pass; the last is the
-/// first input of decoding.
+/// What a prefill pass feeds to one slot.
 pub(super) struct Feeding<'a> {
     slot: usize,
     /// Positions that its cache has already.
@@ -95,6 +99,8 @@ pub(super) struct Feeding<'a> {
     ids: &'a [Embed],
     seq: Seq,
     forced: Option<&'a [u32]>,
+    /// All of them go through the network, and the first token is sampled; else the last is the first input of decoding.
+    samples: bool,
 }
 
 /// The model and its slots.
@@ -105,7 +111,7 @@ pub(super) struct Llm {
     /// Slot of each row, then how many results each row has.
     rows: Staging,
     results: Staging,
-    /// Inputs, slots and positions of a prefill pass, then sequences of its slots.
+    /// Inputs, slots and positions of a prefill pass, which of its rows are the last of a prefix, and sequences of its slots.
     prefix: Staging,
     graphs: BTreeMap<usize, Graph>,
     slots: usize,
@@ -131,10 +137,10 @@ impl Llm {
         (self.network.args.cache + (slot * bytes) as u64, bytes)
     }
 
-    /// A whole prefix for a slot.
+    /// A whole prefix for a slot, and the first token.
     pub(super) fn whole<'a>(&self, slot: usize, prefix: &'a [Embed], sampling: &'a Sampling) -> Feeding<'a> {
         let seq = self.sequence(prefix, sampling);
-        Feeding { slot, from: 0, ids: prefix, seq, forced: sampling.forced.as_deref() }
+        Feeding { slot, from: 0, ids: prefix, seq, forced: sampling.forced.as_deref(), samples: true }
     }
 
     /// `ids` after what is in a slot's cache, and what is sampled after them: as a [`Stretch`] says, whose `input` counts
@@ -173,65 +179,57 @@ impl Llm {
             forced: 0,
             recent,
         };
-        Feeding { slot, from, ids, seq, forced: None }
+        Feeding { slot, from, ids, seq, forced: None, samples: false }
     }
 
-    /// Runs whole prefixes; see [`Self::feed`].
+    /// Runs whole prefixes, of which the last position is left to decoding.
     pub(super) fn prefill(&mut self, rows: &[(usize, &[Embed], &Sampling)]) -> Result<(), GpuError> {
-        let rows: Vec<Feeding<'_>> =
-            rows.iter().map(|(slot, ids, sampling)| self.whole(*slot, ids, sampling)).collect();
-        self.feed(&rows)
+        let rows: Vec<Feeding<'_>> = rows
+            .iter()
+            .map(|(slot, ids, sampling)| Feeding { samples: false, ..self.whole(*slot, ids, sampling) })
+            .collect();
+        self.feed(&rows).map(drop)
     }
 
     /// Feeds ids to slots, each after what its cache has: as many launches as a pass has kernels (six a layer), whatever
-    /// the number of slots, and a copy a slot.
-    pub(super) fn feed(&mut self, rows: &[Feeding<'_>]) -> Result<(), GpuError> {
-        let mut at = 0usize;
-        let seqs = 3 * PASS;
+    /// the number of slots, and a copy a slot. Gives what was sampled of each, `None` where nothing was to be.
+    pub(super) fn feed(&mut self, rows: &[Feeding<'_>]) -> Result<Vec<Option<Sampled>>, GpuError> {
         for (n, Feeding { slot, seq, forced, .. }) in rows.iter().enumerate() {
             let words = size_of::<Seq>() / 4;
             // SAFETY: `Seq` is plain 32-bit words without padding.
             let bits = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(seq).cast::<u32>(), words) };
-            self.prefix.as_mut::<u32>()[seqs + n * words..][..words].copy_from_slice(bits);
+            self.prefix.as_mut::<u32>()[SEQS + n * words..][..words].copy_from_slice(bits);
             if let Some(forced) = forced {
                 let to = self.network.args.forced + (*slot * self.network.args.positions as usize * 4) as u64;
                 let count = forced.len().min(self.network.args.positions as usize);
                 self.device.write(to, &forced[..count])?;
             }
         }
-        let send_sequences = |this: &Self| -> Result<(), GpuError> {
-            for (n, Feeding { slot, .. }) in rows.iter().enumerate() {
-                let (from, size) = (this.prefix.dev.ptr + (seqs * 4) as u64, size_of::<Seq>());
-                this.device.copy(this.network.args.seq + (slot * size) as u64, from + (n * size) as u64, size)?;
-            }
-            Ok(())
-        };
-        let mut sent = false;
-        for Feeding { slot, from, ids, .. } in rows {
-            let count = ids.len().saturating_sub(1);
+        let mut sampled = vec![None; rows.len()];
+        let (mut at, mut ends, mut sent) = (0, Vec::new(), false);
+        for (n, Feeding { slot, from, ids, samples, .. }) in rows.iter().enumerate() {
+            let count = ids.len().saturating_sub(usize::from(!samples));
             for (pos, e) in ids[..count].iter().enumerate() {
                 let words = self.prefix.as_mut::<u32>();
                 words[at] = input(e);
                 words[PASS + at] = *slot as u32;
                 words[2 * PASS + at] = (from + pos) as u32;
+                if *samples && pos + 1 == count {
+                    words[3 * PASS + ends.len()] = at as u32;
+                    ends.push(n);
+                }
                 at += 1;
-                if at == PASS {
-                    self.pass(at)?;
-                    if !sent {
-                        send_sequences(self)?;
-                        sent = true;
-                    }
-                    // The staging memory is written again.
-                    self.device.sync()?;
-                    at = 0;
+                if at == PASS || ends.len() == ENDS {
+                    self.pass(at, rows, !sent, &ends, &mut sampled)?;
+                    (at, sent) = (0, true);
+                    ends.clear();
                 }
             }
         }
-        self.pass(at)?;
-        if !sent {
-            send_sequences(self)?;
+        if at > 0 || !sent {
+            self.pass(at, rows, !sent, &ends, &mut sampled)?;
         }
-        self.device.sync()
+        Ok(sampled)
     }
 
     fn sequence(&self, prefix: &[Embed], s: &Sampling) -> Seq {
@@ -258,21 +256,53 @@ impl Llm {
         self.device.write(self.network.args.seq + (slot * size_of::<Seq>()) as u64, &[seq])
     }
 
-    fn pass(&mut self, rows: usize) -> Result<(), GpuError> {
+    /// One pass over `count` positions, which waits for it: of `rows`, those at `ends` end with it, and what is sampled of them goes to
+    /// `sampled`. `first`: the sequences of all are put into place.
+    fn pass(
+        &mut self,
+        count: usize,
+        rows: &[Feeding<'_>],
+        first: bool,
+        ends: &[usize],
+        sampled: &mut [Option<Sampled>],
+    ) -> Result<(), GpuError> {
         self.prefix.send(self.prefix.dev.bytes)?;
-        if rows == 0 {
-            return Ok(());
+        if first {
+            for (n, Feeding { slot, .. }) in rows.iter().enumerate() {
+                let (from, size) = (self.prefix.dev.ptr + (SEQS * 4) as u64, size_of::<Seq>());
+                self.device.copy(self.network.args.seq + (slot * size) as u64, from + (n * size) as u64, size)?;
+            }
         }
-        self.network.run(rows, true)
+        if !ends.is_empty() {
+            self.take(ends.iter().map(|&n| rows[n].slot))?;
+        }
+        if count > 0 {
+            self.network.pass(count, ends.len())?;
+        }
+        if !ends.is_empty() {
+            self.sample(ends.len())?;
+            self.results.fetch(ends.len() * ROUNDS * 4)?;
+        }
+        // The staging memory is written again.
+        self.device.sync()?;
+        for (row, &n) in ends.iter().enumerate() {
+            sampled[n] = Some(self.sampled(row, 1));
+        }
+        Ok(())
     }
 
+    /// One round of `width` rows.
     fn round(&self, width: usize) -> Result<(), GpuError> {
-        self.network.run(width, false)?;
-        self.network.project(Projection::Head, 0, width)?;
+        self.network.round(width)?;
+        self.sample(width)
+    }
+
+    /// Samples the next id of each of `rows` rows from its scores.
+    fn sample(&self, rows: usize) -> Result<(), GpuError> {
         let scores = self.network.config.speech_rows();
         let counts = self.rows.dev.ptr + 4 * WIDTHS[WIDTHS.len() - 1] as u64;
         let shared = (scores * 4) as u32;
-        start!(self.device, self.network.kernels.sample, (width as u32, 1, 1), 1024, shared;
+        start!(self.device, self.network.kernels.sample, (rows as u32, 1, 1), 1024, shared;
             self.network.args, self.sampler, self.network.scratch.logits.ptr, scores as i32, self.network.head.n as i32, self.results.dev.ptr, counts, ROUNDS as i32)
     }
 
@@ -290,6 +320,16 @@ impl Llm {
         Ok(())
     }
 
+    /// Says which slots the rows of a round are, of which there were no results yet.
+    fn take(&mut self, slots: impl Iterator<Item = usize>) -> Result<(), GpuError> {
+        self.blank();
+        for (row, slot) in slots.enumerate() {
+            debug_assert!(slot < self.slots);
+            self.rows.as_mut::<i32>()[row] = slot as i32;
+        }
+        self.rows.send(self.rows.dev.bytes)
+    }
+
     fn blank(&mut self) {
         let words = self.rows.as_mut::<i32>();
         let most = WIDTHS[WIDTHS.len() - 1];
@@ -303,12 +343,7 @@ impl Llm {
         let Some(width) = WIDTHS.into_iter().find(|&w| w >= slots.len()) else {
             return Err(GpuError::Model(format!("{} rows are more than a decode step takes", slots.len())));
         };
-        self.blank();
-        for (row, &slot) in slots.iter().enumerate() {
-            debug_assert!(slot < self.slots);
-            self.rows.as_mut::<i32>()[row] = slot as i32;
-        }
-        self.rows.send(self.rows.dev.bytes)?;
+        self.take(slots.iter().copied())?;
         for _ in 0..rounds {
             match self.graphs.get(&width).filter(|_| !self.device.traced()) {
                 Some(graph) => graph.launch()?,
@@ -317,22 +352,22 @@ impl Llm {
         }
         self.results.fetch(slots.len() * ROUNDS * 4)?;
         self.device.sync()?;
+        Ok((0..slots.len()).map(|row| self.sampled(row, rounds)).collect())
+    }
+
+    /// What `rounds` rounds gave for row `row`, which the host has.
+    fn sampled(&mut self, row: usize, rounds: usize) -> Sampled {
         let speech_tokens = self.network.config.speech_tokens as u32;
-        let results = self.results.as_mut::<i32>();
-        Ok((0..slots.len())
-            .map(|row| {
-                let mut sampled = Sampled::default();
-                for &t in &results[row * ROUNDS..][..rounds] {
-                    match t {
-                        NONE => {}
-                        BAD => sampled.bad = true,
-                        id if id <= END => sampled.end = Some(speech_tokens + (END - id) as u32),
-                        id => sampled.tokens.push(id as u32),
-                    }
-                }
-                sampled
-            })
-            .collect())
+        let mut sampled = Sampled::default();
+        for &t in &self.results.as_mut::<i32>()[row * ROUNDS..][..rounds] {
+            match t {
+                NONE => {}
+                BAD => sampled.bad = true,
+                id if id <= END => sampled.end = Some(speech_tokens + (END - id) as u32),
+                id => sampled.tokens.push(id as u32),
+            }
+        }
+        sampled
     }
 
     /// The scores of the last round: row `row`.

@@ -89,7 +89,7 @@ use self::weights::Packer;
 pub use self::weights::{Random, Source};
 use self::whisper::seat::Seated;
 use super::backend::{
-    Backend, BackendCaps, Decoded, End, Extent, FlowPrompt, Flowed, Options, Prefilled, SlotRequest, Stretch, Vocoded,
+    Backend, BackendCaps, Decoded, Extent, FlowPrompt, Flowed, Options, Prefilled, SlotRequest, Stretch, Vocoded,
     VoiceHandle,
 };
 use super::checkpoint::Checkpoint;
@@ -412,27 +412,37 @@ impl Backend for GpuBackend {
 
     fn prefill(&mut self, slots: &[Slot], out: &mut Vec<Prefilled>) -> Result<(), SynthError> {
         let mut rows = Vec::with_capacity(slots.len());
-        for slot in slots {
+        let mut of = Vec::with_capacity(slots.len());
+        for (n, slot) in slots.iter().enumerate() {
             let Some(state) = self.acoustic.slots.get(slot).filter(|state| !state.prefilled) else { continue };
             let (number, sampling) = (slot.0 as usize, &state.request.sampling);
-            match &state.written {
+            rows.push(match &state.written {
                 Some(written @ Written { input, stretch: Some(stretch), .. }) if !input.is_empty() => {
-                    rows.push(self.llm.appended(number, written.from(), input, sampling.key, stretch));
+                    self.llm.appended(number, written.from(), input, sampling.key, stretch)
                 }
-                Some(_) => {}
-                None if state.request.prefix.is_empty() => {}
-                None => rows.push(self.llm.whole(number, &state.request.prefix, sampling)),
+                Some(_) => continue,
+                None if state.request.prefix.is_empty() => continue,
+                None => self.llm.whole(number, &state.request.prefix, sampling),
+            });
+            of.push(n);
+        }
+        let first = out.len();
+        out.extend(slots.iter().map(|&slot| Prefilled { slot, tokens: Vec::new(), ended: None, failed: None }));
+        for (n, sampled) in of.into_iter().zip(self.llm.feed(&rows)?) {
+            let result = &mut out[first + n];
+            if let (Some(state), Some(sampled)) = (self.acoustic.slots.get_mut(&result.slot), sampled) {
+                (result.ended, result.failed) = state.sampled(&sampled);
+                result.tokens = sampled.tokens;
             }
         }
-        self.llm.feed(&rows)?;
-        for &slot in slots {
-            let state = self.acoustic.slots.get_mut(&slot);
-            let failed = if state.is_none() { Some(not_open()) } else { None };
-            if let Some(state) = state {
-                state.prefilled = true;
-                state.written.iter_mut().for_each(Written::prefilled);
+        for result in &mut out[first..] {
+            match self.acoustic.slots.get_mut(&result.slot) {
+                Some(state) => {
+                    state.prefilled = true;
+                    state.written.iter_mut().for_each(Written::prefilled);
+                }
+                None => result.failed = Some(not_open()),
             }
-            out.push(Prefilled { slot, failed });
         }
         Ok(())
     }
@@ -461,21 +471,8 @@ impl Backend for GpuBackend {
         for ((n, slot), sampled) in rows.into_iter().zip(sampled) {
             let Some(state) = self.acoustic.slots.get_mut(&slot) else { continue };
             let result = &mut out[first + n];
-            state.emitted += sampled.tokens.len() as u32;
-            let sampling = &state.request.sampling;
-            let forced = sampling.forced.as_ref().map_or(u32::MAX, |f| f.len() as u32);
-            if sampled.bad {
-                state.poisoned = true;
-                result.failed = Some(SynthError::Utterance("the language model's scores are not numbers".into()));
-            } else if let Some(written) = &mut state.written {
-                state.ended = written.sampled(&sampled.tokens, sampled.end);
-            } else if sampled.end.is_some() {
-                state.ended = Some(End::Eos);
-            } else if state.emitted >= sampling.max_len.min(forced) {
-                state.ended = Some(End::Length);
-            }
+            (result.ended, result.failed) = state.sampled(&sampled);
             result.tokens = sampled.tokens;
-            result.ended = state.ended;
         }
         Ok(())
     }

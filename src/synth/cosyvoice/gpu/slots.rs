@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::device::{Buf, Device};
+use super::llm::Sampled;
 use super::slabs::{Place, Pool, Slab, pack, slabs_of};
 use crate::synth::SynthError;
 use crate::synth::cosyvoice::backend::{Embed, End, FinalChunk, SlotRequest, Stretch, VoiceHandle};
@@ -26,6 +27,27 @@ pub(super) struct SlotState {
     pub(super) stretched: Option<Stretched>,
     /// A value of it became no number: its memory is cleared before others get it.
     pub(super) poisoned: bool,
+}
+
+impl SlotState {
+    /// Rounds gave this: how decoding has ended, if it has, and why the utterance cannot go on, if so.
+    pub(super) fn sampled(&mut self, sampled: &Sampled) -> (Option<End>, Option<SynthError>) {
+        self.emitted += sampled.tokens.len() as u32;
+        let sampling = &self.request.sampling;
+        let forced = sampling.forced.as_ref().map_or(u32::MAX, |f| f.len() as u32);
+        let mut failed = None;
+        if sampled.bad {
+            self.poisoned = true;
+            failed = Some(SynthError::Utterance("the language model's scores are not numbers".into()));
+        } else if let Some(written) = &mut self.written {
+            self.ended = written.sampled(&sampled.tokens, sampled.end);
+        } else if sampled.end.is_some() {
+            self.ended = Some(End::Eos);
+        } else if self.emitted >= sampling.max_len.min(forced) {
+            self.ended = Some(End::Length);
+        }
+        (self.ended, failed)
+    }
 }
 
 /// A mel at another speed, on the device.

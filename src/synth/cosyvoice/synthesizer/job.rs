@@ -1,6 +1,6 @@
 //! What an utterance can run next, and what of its tokens goes on to the flow.
 
-use super::super::backend::Backend;
+use super::super::backend::{Backend, End};
 use super::super::config::Config;
 use super::super::schedule::Hops;
 use super::super::text::Thinner;
@@ -59,6 +59,19 @@ impl Job {
         let per_token = config.token_mel_ratio * config.hift.frame_samples();
         (self.now.tokens.len() as f64 * per_token as f64 / f64::from(self.speed)) as u64
     }
+}
+
+/// Takes what was sampled for a slot, and pushes every chunk that it allows.
+pub(super) fn take<B: Backend>(
+    backend: &mut B,
+    slot: Slot,
+    run: &mut Run,
+    tokens: &[u32],
+    ended: Option<End>,
+) -> Result<(), SynthError> {
+    run.tokens.extend(tokens.iter().copied().filter(|&t| run.thinner.keeps(t)));
+    run.decoded |= ended.is_some();
+    push(backend, slot, run)
 }
 
 /// Pushes every chunk that the tokens so far allow.

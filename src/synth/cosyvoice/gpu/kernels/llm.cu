@@ -91,6 +91,18 @@ KERNEL llm_append(const __grid_constant__ Llm p, const float* qkv, int layer) {
         base[((i64)(KVH + i / HD) * p.positions + pos) * HD + i % HD] = to_e(k[KVH * HD + i]);
 }
 
+// The last row of each prefix, of which there are as many as slots: its residual and its projection, to rows like a round's.
+KERNEL llm_last(const __grid_constant__ Llm p, const float* x, const float* qkv, float* own, const int* last) {
+    // As llm_embed: attention reads slots, positions and the cache before its own wait.
+    dep_wait();
+    dep_go();
+    const int r = blockIdx.x, width = (GROUP + 2) * KVH * HD, s = p.slots[r];
+    const i64 from = last[r];
+    if (threadIdx.x == 0) { p.row_slot[r] = s; p.row_pos[r] = s < 0 ? 0 : p.seq[s].pos; }
+    for (int i = threadIdx.x; i < p.hidden; i += blockDim.x) p.x[(i64)r * p.hidden + i] = x[from * p.hidden + i];
+    for (int i = threadIdx.x; i < width; i += blockDim.x) own[(i64)r * width + i] = qkv[from * width + i];
+}
+
 #if ELT == 0
 // One position of one key head against its past. A key is read by LPK lanes, 8 values each; all GROUP query heads
 // use what was read. Warps and lane groups take keys in turn, so the order of sums depends on the position alone.

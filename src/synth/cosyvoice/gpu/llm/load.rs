@@ -7,7 +7,7 @@ use super::super::gemm::{Gemm, PARTS, WHOLE_PARTS};
 use super::super::units;
 use super::super::weights::{Packed, Packer, Piece, Source, padded};
 use super::network::{Args, DEEP_TILES, Kernels, Layer, Network, Scratch, TILES, attend_shared};
-use super::{ATTEND_WARPS, Llm, PASS, RECENT, ROUNDS, SAMPLED, Sampler, Seq, WIDTHS, defines};
+use super::{ATTEND_WARPS, ENDS, Llm, PASS, RECENT, ROUNDS, SAMPLED, SEQS, Sampler, Seq, WIDTHS, defines};
 use crate::synth::cosyvoice::checkpoint::Part;
 use crate::synth::cosyvoice::config::LlmConfig;
 
@@ -116,7 +116,7 @@ impl Llm {
         let rows = Staging::new(device, "rows", 2 * 4 * WIDTHS[WIDTHS.len() - 1])?;
         let row_slot = device.zeros("rows", PASS * 4)?;
         let row_pos = device.zeros("rows", PASS * 4)?;
-        let prefix = Staging::new(device, "prefixes", 3 * 4 * PASS + slots * size_of::<Seq>())?;
+        let prefix = Staging::new(device, "prefixes", 4 * SEQS + slots * size_of::<Seq>())?;
         let args = Args {
             text: text.ptr,
             speech: speech.ptr,
@@ -141,6 +141,7 @@ impl Llm {
         let kernels = Kernels {
             embed: module.kernel("llm_embed", 0)?,
             append: module.kernel("llm_append", 0)?,
+            last: module.kernel("llm_last", 0)?,
             attend: module.kernel("llm_attend", ATTEND_SHARED)?,
             attend_deep: (elt != Elt::F32 && attend_shared(DEEP_TILES, hd) + ATTEND_STATIC <= device.shared)
                 .then(|| module.kernel("llm_attend_deep", ATTEND_SHARED))
@@ -155,6 +156,10 @@ impl Llm {
             logits: device.zeros("scores", WIDTHS[WIDTHS.len() - 1] * head.n * 4)?,
             rms: device.zeros("activations", PASS * 4)?,
             squares: device.zeros("activations", PARTS * PASS * 4)?,
+            last: (
+                device.zeros("activations", ENDS * hidden * 4)?,
+                device.zeros("activations", ENDS * (queries + 2 * keys) * 4)?,
+            ),
         };
         let network = Network {
             device: device.clone(),

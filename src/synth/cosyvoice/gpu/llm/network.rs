@@ -93,6 +93,7 @@ impl Finding for WarpgroupTile {
 pub(super) struct Kernels {
     pub(super) embed: Kernel,
     pub(super) append: Kernel,
+    pub(super) last: Kernel,
     pub(super) attend: Kernel,
     /// As `attend`, with more in flight; up to [`DEEP_ROWS`], where a block has room for it.
     pub(super) attend_deep: Option<Kernel>,
@@ -110,6 +111,8 @@ pub(super) struct Scratch {
     pub(super) rms: Buf,
     /// Sums of squares of the residual stream's rows, where activations are tiled.
     pub(super) squares: Buf,
+    /// Residual stream and projections of prefixes' last rows, as many as a round has.
+    pub(super) last: (Buf, Buf),
 }
 
 /// All layers and the head.
@@ -129,45 +132,81 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// All layers over `rows` rows; what they are is on the device: of a prefix ids, then slots, then positions, each with
-    /// room for [`PASS`].
-    pub(super) fn run(&self, rows: usize, prefill: bool) -> Result<(), GpuError> {
-        let c = &self.config;
-        let tiled = self.tiled(rows);
-        let mut args = Args { rows: rows as i32, tiled_rows: if tiled { PASS as i32 } else { 0 }, ..self.args };
-        if prefill {
-            args.row_slot = args.ids + 4 * PASS as u64;
-            args.row_pos = args.ids + 8 * PASS as u64;
-        }
-        let grid = (rows as u32, 1, 1);
-        start!(self.device, self.kernels.embed, grid, 256, 0; args, i32::from(prefill))?;
-        if tiled {
-            self.gemm.squares(args.xe, self.scratch.squares.ptr, PASS, rows, c.hidden)?;
-        }
-        let f32 = self.gemm.elt == Elt::F32;
-        // The kernel, its tiles, and whether a block has two rows.
-        let (attend, tiles, pair) = match self.kernels.attend_deep {
-            _ if prefill => (self.kernels.attend_prefix, TILES, !f32),
-            Some(deep) if rows <= DEEP_ROWS => (deep, DEEP_TILES, false),
-            _ => (self.kernels.attend, TILES, false),
-        };
-        let shared = if f32 { 0 } else { attend_shared(tiles, c.head_dim) };
-        let heads = (if pair { rows.div_ceil(2) } else { rows } as u32, c.kv_heads as u32, 1);
+    /// A round's `rows` rows, up to their scores; what they are is on the device.
+    pub(super) fn round(&self, rows: usize) -> Result<(), GpuError> {
+        let args = self.embed(self.args, rows, false)?;
         for n in 0..self.layers.len() {
-            self.project(Projection::Qkv, n, rows)?;
-            if prefill {
-                start!(self.device, self.kernels.append, grid, 128, 0; args, self.scratch.qkv.ptr, n as i32)?;
-                // Of the last layer a prefix leaves its keys and values, and no more.
-                if n + 1 == self.layers.len() {
-                    break;
-                }
-            }
-            start!(self.device, attend, heads, 256, shared; args, self.scratch.qkv.ptr, self.scratch.heard.ptr, n as i32)?;
-            self.project(Projection::Out, n, rows)?;
-            self.project(Projection::GateUp, n, rows)?;
-            self.project(Projection::Down, n, rows)?;
+            self.project(Projection::Qkv, n, rows, args.x)?;
+            self.attend(args, self.scratch.qkv.ptr, n, rows)?;
+            self.behind_attention(n, rows, args.x)?;
         }
-        Ok(())
+        self.project(Projection::Head, 0, rows, args.x)
+    }
+
+    /// The `rows` rows of a prefill pass; what they are is on the device: of a prefix ids, then slots, then positions, each with
+    /// room for [`PASS`], then the places of `ends` rows. Those get scores as rows of a round do; of the others nothing is left but
+    /// keys and values.
+    pub(super) fn pass(&self, rows: usize, ends: usize) -> Result<(), GpuError> {
+        let ids = self.args.ids;
+        let own = Args { row_slot: ids + 4 * PASS as u64, row_pos: ids + 8 * PASS as u64, ..self.args };
+        let args = self.embed(own, rows, true)?;
+        let qkv = self.scratch.qkv.ptr;
+        // Two rows a block in 16 bit.
+        let (f32, grid) = (self.gemm.elt == Elt::F32, (rows as u32, 1, 1));
+        let shared = if f32 { 0 } else { attend_shared(TILES, self.config.head_dim) };
+        let heads = (if f32 { rows } else { rows.div_ceil(2) } as u32, self.config.kv_heads as u32, 1);
+        let last = self.layers.len() - 1;
+        for n in 0..=last {
+            self.project(Projection::Qkv, n, rows, args.x)?;
+            start!(self.device, self.kernels.append, grid, 128, 0; args, qkv, n as i32)?;
+            if n < last {
+                start!(self.device, self.kernels.attend_prefix, heads, 256, shared; args, qkv, self.scratch.heard.ptr, n as i32)?;
+                self.behind_attention(n, rows, args.x)?;
+            }
+        }
+        if ends == 0 {
+            return Ok(());
+        }
+        let (x, own) = (self.scratch.last.0.ptr, self.scratch.last.1.ptr);
+        let args = Args { x, ..self.sized(self.args, ends) };
+        let places = ids + 12 * PASS as u64;
+        start!(self.device, self.kernels.last, (ends as u32, 1, 1), 256, 0; args, self.args.x, qkv, own, places)?;
+        self.attend(args, own, last, ends)?;
+        self.behind_attention(last, ends, x)?;
+        self.project(Projection::Head, 0, ends, x)
+    }
+
+    /// `args` for `rows` rows.
+    fn sized(&self, args: Args, rows: usize) -> Args {
+        Args { rows: rows as i32, tiled_rows: if self.tiled(rows) { PASS as i32 } else { 0 }, ..args }
+    }
+
+    fn embed(&self, args: Args, rows: usize, prefill: bool) -> Result<Args, GpuError> {
+        let args = self.sized(args, rows);
+        start!(self.device, self.kernels.embed, (rows as u32, 1, 1), 256, 0; args, i32::from(prefill))?;
+        if self.tiled(rows) {
+            self.gemm.squares(args.xe, self.scratch.squares.ptr, PASS, rows, self.config.hidden)?;
+        }
+        Ok(args)
+    }
+
+    /// Attention of a round's rows, whose projections are at `qkv`, in layer `layer`.
+    fn attend(&self, args: Args, qkv: u64, layer: usize, rows: usize) -> Result<(), GpuError> {
+        let c = &self.config;
+        let (attend, tiles) = match self.kernels.attend_deep {
+            Some(deep) if rows <= DEEP_ROWS => (deep, DEEP_TILES),
+            _ => (self.kernels.attend, TILES),
+        };
+        let shared = if self.gemm.elt == Elt::F32 { 0 } else { attend_shared(tiles, c.head_dim) };
+        let grid = (rows as u32, c.kv_heads as u32, 1);
+        start!(self.device, attend, grid, 256, shared; args, qkv, self.scratch.heard.ptr, layer as i32)
+    }
+
+    /// What of a layer comes behind attention; the residual stream is at `x`.
+    fn behind_attention(&self, layer: usize, rows: usize, x: u64) -> Result<(), GpuError> {
+        [Projection::Out, Projection::GateUp, Projection::Down]
+            .into_iter()
+            .try_for_each(|which| self.project(which, layer, rows, x))
     }
 
     /// Whether activations of `rows` rows are tiled.
@@ -175,10 +214,10 @@ impl Network {
         self.tileable && self.gemm.tiled(rows)
     }
 
-    /// One projection over `rows` rows, of layer `layer` where it is a layer's.
-    pub(super) fn project(&self, which: Projection, layer: usize, rows: usize) -> Result<(), GpuError> {
+    /// One projection over `rows` rows whose residual stream is at `x`, of layer `layer` where it is a layer's.
+    fn project(&self, which: Projection, layer: usize, rows: usize, x: u64) -> Result<(), GpuError> {
         let bucket = BUCKETS.into_iter().find(|&most| most >= rows).unwrap_or(PASS);
-        self.project_by(which, layer, rows, self.tiles.get(&(bucket, which)).copied())
+        self.project_by(which, layer, rows, x, self.tiles.get(&(bucket, which)).copied())
     }
 
     fn weights(&self, which: Projection, layer: usize) -> &Packed {
@@ -197,6 +236,7 @@ impl Network {
         which: Projection,
         layer: usize,
         rows: usize,
+        x: u64,
         tile: Option<WarpgroupTile>,
     ) -> Result<(), GpuError> {
         let c = &self.config;
@@ -208,7 +248,7 @@ impl Network {
         let hidden = ld(c.hidden);
         let base = Conv { rows: rows as i32, scale: 1.0, ..Conv::default() };
         let normed = Conv { x: a.xe, ldx: hidden, ..base };
-        let residual = Conv { res: a.x, out: a.x, oute: a.xe, ldo: c.hidden as i32, lde: hidden, ..base };
+        let residual = Conv { res: x, out: x, oute: a.xe, ldo: c.hidden as i32, lde: hidden, ..base };
         let p = match which {
             Projection::Qkv => Conv { out: self.scratch.qkv.ptr, ldo: width, ..normed },
             Projection::Out => Conv { x: self.scratch.heard.ptr, ldx: ld(c.heads * c.head_dim), ..residual },
@@ -259,7 +299,8 @@ impl Network {
         let mut best: Option<(f64, WarpgroupTile)> = None;
         for tile in WARPGROUP_TILES.into_iter().filter(|tile| tile.fits(self.weights(which, 0))) {
             // All layers in turn, so that weights come from where they do in a round.
-            let all = || (0..self.layers.len()).try_for_each(|n| self.project_by(which, n, rows, Some(tile)));
+            let all =
+                || (0..self.layers.len()).try_for_each(|n| self.project_by(which, n, rows, self.args.x, Some(tile)));
             all()?;
             let mut least = f64::INFINITY;
             for _ in 0..3 {
