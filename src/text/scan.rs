@@ -5,11 +5,14 @@
 //! - **Anchored patterns over a short window.** Every rule sees at most [`WINDOW`] bytes from where it begins, so
 //!   that a text costs time in proportion to its length, whatever it holds. A match that fills the window while the
 //!   text goes on is no match: how it ends is not known.
+//! - **Rules are asked only where their match can begin.** Behind a word stands a comma or a full stop as a rule, with which next to
+//!   none of them begins; asking all of them was most of the time between a turn's text and its voice, some 0.4 ms.
 //! - **Spans beside the text.** What was heard is told in the words as written; the spans lead back to them.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use regex::{Captures, Regex};
+use regex_syntax::hir::{Class, Hir, HirKind};
 
 /// Bytes that a rule may look at.
 pub(super) const WINDOW: usize = 192;
@@ -170,9 +173,72 @@ pub(super) enum End {
     Any,
 }
 
+/// With which characters a match may begin: of ASCII these, and whether others too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct First {
+    ascii: u128,
+    others: bool,
+}
+
+impl First {
+    /// Of `pattern`, and whether it matches nothing at all as well.
+    fn of(pattern: &Hir) -> (Self, bool) {
+        match pattern.kind() {
+            HirKind::Empty | HirKind::Look(_) => (Self::default(), true),
+            HirKind::Literal(literal) => match literal.0.first() {
+                Some(byte) => (Self::default().with(u32::from(*byte)..=u32::from(*byte)), false),
+                None => (Self::default(), true),
+            },
+            HirKind::Class(Class::Unicode(class)) => {
+                let ranges = class.iter().map(|range| u32::from(range.start())..=u32::from(range.end()));
+                (ranges.fold(Self::default(), Self::with), false)
+            }
+            HirKind::Class(Class::Bytes(class)) => {
+                let ranges = class.iter().map(|range| u32::from(range.start())..=u32::from(range.end()));
+                (ranges.fold(Self::default(), Self::with), false)
+            }
+            HirKind::Repetition(repeated) => {
+                let (first, empty) = Self::of(&repeated.sub);
+                (first, empty || repeated.min == 0)
+            }
+            HirKind::Capture(capture) => Self::of(&capture.sub),
+            HirKind::Alternation(all) => all
+                .iter()
+                .map(Self::of)
+                .fold((Self::default(), false), |(all, any), (one, empty)| (all.or(one), any || empty)),
+            HirKind::Concat(all) => {
+                let mut first = Self::default();
+                for part in all {
+                    let (one, empty) = Self::of(part);
+                    first = first.or(one);
+                    if !empty {
+                        return (first, false);
+                    }
+                }
+                (first, true)
+            }
+        }
+    }
+
+    /// What lies past ASCII is all one.
+    fn with(self, range: RangeInclusive<u32>) -> Self {
+        let ascii = range.clone().take_while(|c| *c < 128).fold(self.ascii, |all, c| all | 1 << c);
+        Self { ascii, others: self.others || *range.end() >= 128 }
+    }
+
+    fn or(self, other: Self) -> Self {
+        Self { ascii: self.ascii | other.ascii, others: self.others || other.others }
+    }
+
+    fn has(self, c: char) -> bool {
+        if c.is_ascii() { self.ascii >> u32::from(c) & 1 == 1 } else { self.others }
+    }
+}
+
 /// One pattern and what is said for it.
 pub(super) struct Rule {
     pattern: Regex,
+    first: First,
     end: End,
     say: Say,
 }
@@ -181,8 +247,9 @@ impl Rule {
     /// A rule for `pattern`, anchored.
     #[expect(clippy::expect_used, reason = "the patterns are constants and a test builds every one")]
     pub(super) fn new(pattern: &str, end: End, say: Say) -> Self {
+        let (first, _) = First::of(&regex_syntax::parse(pattern).expect("a pattern of a language"));
         let pattern = Regex::new(&format!("^(?:{pattern})")).expect("a pattern of a language");
-        Self { pattern, end, say }
+        Self { pattern, first, end, say }
     }
 }
 
@@ -259,7 +326,7 @@ impl Grammar {
         } else {
             &self.numbers
         };
-        for rule in rules {
+        for rule in rules.iter().filter(|rule| rule.first.has(c)) {
             let Some(found) = rule.pattern.captures(window) else { continue };
             let length = found.get(0).map_or(0, |all| all.end());
             if length == 0
@@ -345,4 +412,26 @@ pub(super) fn floor(text: &str, mut at: usize) -> usize {
         at -= 1;
     }
     at
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_match_begins_with_one_of_its_first_characters() {
+        let first = |pattern: &str| First::of(&regex_syntax::parse(pattern).expect("a pattern")).0;
+        let begins = |pattern: &str, c: char| first(pattern).has(c);
+        for (pattern, with, without) in [
+            (r"(?P<n>\d+)\s*(?i:km)", "09", "k m,"),
+            (r"(?:[$€]|US\$)?\s?\d", "$€U 7", "S,."),
+            (r"(?i)(jan|feb)\b", "jJfF", "aebn1"),
+            (r"\b(?:x|ü)?[α-ω]", "xüα", "y1"),
+            (r"-?\p{Lu}", "-AÄ", "a,"),
+        ] {
+            // Whatever is not ASCII counts as one.
+            assert!(with.chars().all(|c| begins(pattern, c)), "{pattern}");
+            assert!(without.chars().all(|c| !begins(pattern, c)), "{pattern}");
+        }
+    }
 }
