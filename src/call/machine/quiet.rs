@@ -21,8 +21,8 @@ use crate::audio::RATE;
 const FLOOR: f32 = 0.003;
 /// Silence that is left before the first sound: 60 ms, in which an "f" begins that is softer than the rest.
 const BEFORE: usize = RATE as usize * 60 / 1_000;
-/// What is left of it before a turn's first sound where nothing softer rises in it: 10 ms.
-const BEFORE_ANSWER: usize = RATE as usize * 10 / 1_000;
+/// What is left of it before a turn's first sound where nothing softer rises in it: as much as is let in, 5 ms.
+const BEFORE_ANSWER: usize = FADE;
 /// Over what softer sound is looked for in it: 5 ms.
 const PIECE: usize = RATE as usize * 5 / 1_000;
 /// By what such a piece is above the quietest of them: 6 dB.
@@ -87,7 +87,11 @@ impl Quiet {
             return pcm;
         }
         let mut held = std::mem::take(&mut self.held);
-        held.extend(pcm);
+        if held.is_empty() {
+            held = pcm;
+        } else {
+            held.extend(pcm);
+        }
         let first = held.iter().position(|sample| sample.abs() > FLOOR);
         let before = match first {
             Some(first) if self.answers => rise(&held[first.saturating_sub(BEFORE)..first]),
@@ -192,18 +196,19 @@ mod tests {
     #[test]
     fn a_turn_begins_with_its_first_sound_and_with_what_rises_to_it() {
         let begins = |pieces: &[Vec<f32>]| passed_by(Quiet::of_answer(), pieces).1.left_out() / MS as u64;
-        assert_eq!(begins(&[[silence(150), sound(100)].concat()]), 140);
-        assert_eq!(begins(&[silence(120), [silence(30), soft(25), sound(100)].concat()]), 140);
-        assert_eq!(begins(&[[vec![0.0; 150 * MS], soft(25), sound(100)].concat()]), 140);
+        assert_eq!(begins(&[[silence(150), sound(100)].concat()]), 145);
+        assert_eq!(begins(&[silence(120), [silence(30), soft(25), sound(100)].concat()]), 145);
+        assert_eq!(begins(&[[vec![0.0; 150 * MS], soft(25), sound(100)].concat()]), 145);
         assert_eq!(
             begins(&[[silence(150), soft(80), sound(100)].concat()]),
-            220,
+            225,
             "all of it alike: no softer than the rest"
         );
-        assert_eq!(begins(&[[silence(8), sound(100)].concat()]), 0);
+        assert_eq!(begins(&[[silence(8), sound(100)].concat()]), 3);
+        assert_eq!(begins(&[[silence(4), sound(100)].concat()]), 0);
         assert_eq!(begins(&[sound(100)]), 0);
         let (heard, _) = passed_by(Quiet::of_answer(), &[[silence(150), sound(100)].concat()]);
-        assert_eq!(heard[10 * MS..], sound(100)[..], "what sounds is as it was");
+        assert_eq!(heard[5 * MS..], sound(100)[..], "what sounds is as it was");
     }
 
     #[test]
