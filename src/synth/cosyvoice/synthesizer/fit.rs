@@ -56,9 +56,8 @@ impl<B: Backend + Probe> CosyVoice<B> {
     ) -> Result<(), SynthError> {
         let instructions = utterance.instructions.as_deref();
         let words = (text, utterance.markup);
-        let before = self.before(known, instructions)?;
-        let before = (Mode::of(&known.voice, instructions), &*before);
-        let mut input = prompt::input(&self.tokenizer, &self.config.llm, &known.voice, before, words)
+        let (mode, before) = self.before(known, instructions)?;
+        let mut input = prompt::input(&self.tokenizer, &self.config.llm, &known.voice, (mode, &*before), words)
             .map_err(|e| SynthError::Input(e.to_string()))?;
         let key = sample::key(text, instructions.unwrap_or_default(), name, utterance.seed);
         let room = self.backend.caps().positions.saturating_sub(input.prefix.len() as u32);
@@ -82,17 +81,18 @@ impl<B: Backend + Probe> CosyVoice<B> {
         self.fit(utterance, name, known, right.trim_start(), out)
     }
 
-    /// The ids before what is spoken in a voice.
+    /// How a voice speaks by these instructions, and the ids before what is spoken.
     pub(super) fn before<'a>(
         &self,
         known: &'a Known,
         instructions: Option<&str>,
-    ) -> Result<Cow<'a, [u32]>, SynthError> {
-        if Mode::of(&known.voice, instructions) != Mode::Instruct {
-            return Ok(Cow::Borrowed(&known.before));
+    ) -> Result<(Mode, Cow<'a, [u32]>), SynthError> {
+        let mode = Mode::of(&known.voice, instructions);
+        if mode != Mode::Instruct {
+            return Ok((mode, Cow::Borrowed(&known.before)));
         }
         let ids = prompt::before(&self.tokenizer, &known.voice, instructions);
-        ids.map(Cow::Owned).map_err(|e| SynthError::Input(e.to_string()))
+        ids.map(|ids| (mode, Cow::Owned(ids))).map_err(|e| SynthError::Input(e.to_string()))
     }
 
     fn memory_of(&self, prefix: usize, tokens: u32) -> u64 {

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use super::super::backend::{Backend, Embed, End, Sampling, SlotRequest};
 use super::super::bistream::{Action, Bistream, Prompt};
 use super::super::probe::Probe;
-use super::super::prompt::{self, Mode};
+use super::super::prompt;
 use super::super::sample;
 use super::super::text;
 use super::{CosyVoice, Job, Run, push};
@@ -157,8 +157,8 @@ impl<B: Backend + Probe> CosyVoice<B> {
         // The text is not known yet and so is no part of what the samples depend on.
         let key = sample::key("", instructions.unwrap_or_default(), name, utterance.seed);
         let (voice, prompt_tokens, level) = (known.handle, known.voice.tokens.len() as u32, known.level);
-        let before = self.before(known, instructions)?;
-        let prompt = prompt::streamed(&self.tokenizer, &known.voice, (Mode::of(&known.voice, instructions), &*before));
+        let (mode, before) = self.before(known, instructions)?;
+        let prompt = prompt::streamed(&self.tokenizer, &known.voice, (mode, &*before));
         // The reference's order is compared to the id: with the whole recording.
         let prompt = match order {
             TextOrder::Fixed => prompt.sooner(self.first_chunk(prompt_tokens), self.config.llm.mix_ratio[1]),
