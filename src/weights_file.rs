@@ -90,8 +90,9 @@ impl WeightsFile {
     /// # Errors
     /// It cannot be read, or was written to since it was opened.
     pub fn read(&self, bytes: &mut [u8], start: usize) -> io::Result<()> {
-        let cores = thread::available_parallelism().map_or(1, NonZero::get);
-        let share = bytes.len().div_ceil(cores.min(READERS)).max(SHARE);
+        // How many cores there are is read from files: not for a row of a table.
+        let readers = || thread::available_parallelism().map_or(1, NonZero::get).min(READERS);
+        let share = if bytes.len() <= SHARE { SHARE } else { bytes.len().div_ceil(readers()).max(SHARE) };
         let one = |(n, part): (usize, &mut [u8])| self.file.read_exact_at(part, (start + n * share) as u64);
         let result = if bytes.len() <= share {
             one((0, bytes))
