@@ -88,15 +88,12 @@ async fn accounts_trunks_and_limits_change_beside_a_live_call() {
     ];
     assert_eq!(applied, json!(keys));
     assert!(served.call().await.is_err(), "the one place is taken");
-    let told_servers: Value = served
-        .client
-        .get(format!("{}/v1/webrtc", served.program.http))
-        .send()
-        .await
-        .expect("HTTP")
-        .json()
-        .await
-        .expect("JSON");
+    let get = async |route: &str| -> Value {
+        let response = served.client.get(format!("{}{route}", served.program.http)).send().await.expect("HTTP");
+        response.json().await.expect("JSON")
+    };
+    assert_eq!(get("/readyz").await["maxCalls"], 1, "as a load generator asks");
+    let told_servers = get("/v1/webrtc").await;
     assert!(told_servers.to_string().contains("stun:stun.example.com"), "{told_servers}");
 
     // A trunk that is new, changes and goes.
