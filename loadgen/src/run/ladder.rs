@@ -179,8 +179,7 @@ pub async fn climb(
         let (mut level, kept) = load::run(plan.clone(), load, pid, |p| watch(number, p, None)).await;
         level.level = number;
         if level.turns > 0 {
-            let mean = level.concurrency * level.seconds / level.turns as f64;
-            cycles = Cycles::of(&level.service_shares, options.think, mean);
+            cycles = Cycles::of(&level.service_shares, options.think, level.cycle.as_secs_f64());
         }
         if level.incomplete {
             report.ended_early = Some(format!("{STOPPED} at level {number}"));

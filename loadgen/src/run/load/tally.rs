@@ -13,7 +13,7 @@
 //! what they are.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{Event, Progress};
 use crate::caller::call::Leg;
@@ -41,6 +41,7 @@ pub(super) struct Tally {
     setup: Spread,
     greeting: Spread,
     service: Spread,
+    cycle: Spread,
     jitter: Spread,
     lateness: Spread,
     mos: Numbers,
@@ -71,6 +72,7 @@ impl Tally {
             setup: Spread::default(),
             greeting: Spread::default(),
             service: Spread::default(),
+            cycle: Spread::default(),
             jitter: Spread::default(),
             lateness: Spread::default(),
             mos: Numbers::default(),
@@ -105,6 +107,7 @@ impl Tally {
             }
             Event::Failed(cause) => *self.level.failures.entry(cause).or_default() += 1,
             Event::Turn(turn) => self.turn(*turn),
+            Event::Again(cycle) => self.cycle.add(cycle),
         }
     }
 
@@ -264,6 +267,7 @@ impl Tally {
         level.greeting = self.greeting.summary();
         level.service = self.service.summary();
         level.service_shares = self.service.shares(20);
+        level.cycle = Duration::from_secs_f64(self.cycle.summary().mean.max(0.0));
         level.jitter = self.jitter.summary();
         level.lateness = self.lateness.summary();
         level.mos = self.mos.summary();
@@ -284,7 +288,6 @@ impl Tally {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::Duration;
 
     use super::*;
     use crate::caller::rtc;
@@ -364,7 +367,11 @@ mod tests {
         let mut cut = turn(start, "words", &said, None);
         cut.barge_in = Some(interrupted);
         tally.add(Event::Turn(Box::new(cut)));
+        [11, 12].into_iter().for_each(|cycle| tally.add(Event::Again(Duration::from_secs(cycle))));
         let (level, kept) = tally.finish(&plan("words", said), "closed");
+        // Within a bucket of the distribution.
+        let cycle = level.cycle.as_secs_f64();
+        assert!((cycle / 11.5 - 1.0).abs() < 0.01, "{cycle}, however many turns the window has");
         let failures: Vec<(&str, u64)> = level.failures.iter().map(|(cause, n)| (cause.as_str(), *n)).collect();
         assert_eq!(failures, [("cut_short", 1), ("silence", 1), ("wrong_audio", 2)]);
         assert_eq!(level.turns, 8, "six good ones, one that was doubted, one that was interrupted");

@@ -78,12 +78,38 @@ fn callers_of_a_closed_loop_ask_for_turns_as_often_while_they_begin_as_later() {
 fn a_ramp_leaves_time_to_measure() {
     let seconds = Duration::from_secs;
     let ramp = |turn: u64| Cycles::of(&[seconds(turn)], (0.0, 0.0), 0.0).ramp(seconds(12));
-    assert_eq!([4, 2, 12].map(ramp), [seconds(4), seconds(3), seconds(6)], "a quarter at least, and half at most");
+    let ramps = [4, 2, 1, 12].map(ramp);
+    assert_eq!(
+        ramps,
+        [seconds(4), seconds(4), seconds(3), seconds(6)],
+        "whole turns, a quarter at least, half at most"
+    );
     assert_eq!(
         (Cycles::default().ramp(seconds(12)), Cycles::default().begins(0.5)),
         (seconds(3), None),
         "not known yet"
     );
+}
+
+#[test]
+fn callers_who_begin_over_more_than_one_turn_ask_evenly_too() {
+    let turns = [1_300, 1_500].map(Duration::from_millis);
+    let (cycles, load, callers) = (Cycles::of(&turns, (0.0, 0.2), 2.5), Duration::from_secs(12), 20_000);
+    let ramp = cycles.ramp(load);
+    assert!(ramp >= 2 * cycles.longest().mul_f64(0.99), "{ramp:?}");
+    let mut rng = StdRng::seed_from_u64(7);
+    let mut asked = [0u32; 60];
+    for n in 0..callers {
+        let mut at = ramp.as_secs_f64() * cycles.begins_within(ramp, f64::from(n) / f64::from(callers));
+        while let Some(count) = asked.get_mut((at / 0.2) as usize) {
+            *count += 1;
+            at += turns[rng.random_range(0..turns.len())].as_secs_f64() + rng.random_range(0.0..0.2) + 1.0;
+        }
+    }
+    let mean = f64::from(callers) * 0.2 / 2.5;
+    let behind = &asked[(ramp.as_secs_f64() / 0.2).ceil() as usize..];
+    let most = behind.iter().map(|n| (f64::from(*n) / mean - 1.0).abs()).fold(0.0, f64::max);
+    assert!(most < 0.1, "{most} {asked:?}");
 }
 
 #[test]
