@@ -263,9 +263,9 @@ impl Cycles {
     /// least; and half of it at most.
     ///
     /// # Why
-    /// Over a part of a turn more than whole ones those who began first speak again while the last ones begin, and so each time after: of
-    /// callers with turns of a few words, 2.7 s from turn to turn, who begin over 3 s, computed, a seventh more begin a turn for some
-    /// tenths of a second than on average; over two turns a twenty-fifth.
+    /// Where callers begin over one turn and a part of the next, the first of them speak again while the last ones begin, and both do so
+    /// together ever after. Computed for turns of a few words, 2.7 s from one to the next: where callers begin over 3 s, there are tenths
+    /// of a second in each turn in which a seventh more of them speak up than on average; where they begin over two turns, 4 % more.
     fn ramp(&self, duration: Duration) -> Duration {
         let (longest, least) = (self.longest(), duration / 4);
         let times = if longest.is_zero() { 1.0 } else { least.div_duration_f64(longest).ceil().max(1.0) };

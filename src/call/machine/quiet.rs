@@ -21,7 +21,7 @@ use crate::audio::RATE;
 const FLOOR: f32 = 0.003;
 /// Silence that is left before the first sound: 60 ms, in which an "f" begins that is softer than the rest.
 const BEFORE: usize = RATE as usize * 60 / 1_000;
-/// What is left of it before a turn's first sound where nothing softer rises in it: as much as is let in, 5 ms.
+/// What is left of it before a turn's first sound where nothing softer rises in it: the length of the fade-in, 5 ms.
 const BEFORE_ANSWER: usize = FADE;
 /// Over what softer sound is looked for in it: 5 ms.
 const PIECE: usize = RATE as usize * 5 / 1_000;
