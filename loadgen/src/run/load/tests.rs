@@ -47,30 +47,48 @@ fn a_ramp_grows_evenly() {
     assert!((early / at.len() as f64 - 0.25).abs() < 0.03, "a quarter in the first half: {early}");
 }
 
+/// How long callers of a closed loop hear that a turn has ended before they pause.
+const HEAR: f64 = 0.5;
+
+/// From one turn to the next in the mean, in seconds.
+fn cycle(turns: &[Duration], think: (f64, f64)) -> f64 {
+    let turn = turns.iter().map(Duration::as_secs_f64).sum::<f64>() / turns.len() as f64;
+    turn + f64::midpoint(think.0, think.1) + HEAR
+}
+
+/// How many turns 20,000 callers of a closed loop ask for in each fifth of a second of twelve, each of whom begins at `begins` of the share of
+/// callers before him; as shares of how many that is in the mean.
+fn asked(turns: &[Duration], think: (f64, f64), begins: impl Fn(f64) -> f64) -> Vec<f64> {
+    let callers = 20_000;
+    let mut rng = StdRng::seed_from_u64(7);
+    let mut asked = vec![0u32; 60];
+    for n in 0..callers {
+        let mut at = begins(f64::from(n) / f64::from(callers));
+        while let Some(count) = asked.get_mut((at / 0.2) as usize) {
+            *count += 1;
+            at += turns[rng.random_range(0..turns.len())].as_secs_f64() + rng.random_range(think.0..=think.1) + HEAR;
+        }
+    }
+    let mean = f64::from(callers) * 0.2 / cycle(turns, think);
+    asked.into_iter().map(|n| f64::from(n) / mean).collect()
+}
+
+fn assert_even(asked: &[f64]) {
+    let most = asked.iter().map(|share| (share - 1.0).abs()).fold(0.0, f64::max);
+    assert!(most < 0.1, "{most} {asked:?}");
+}
+
 #[test]
 fn callers_of_a_closed_loop_ask_for_turns_as_often_while_they_begin_as_later() {
-    // 20,000 callers: as many turns are asked for in each fifth of a second, throughout, of turns of any length from 2 to 4 s and
-    // of turns that are short or long.
+    // Turns of any length from 2 to 4 s, and turns that are short or long.
     let even: Vec<Duration> = (0..100).map(|n| Duration::from_millis(1_500 + 20 * n)).collect();
     let two = [1_500, 5_500].map(Duration::from_millis);
     for (turns, think) in [(&even[..], (0.5, 0.5)), (&two[..], (0.2, 0.6))] {
-        // They hear for half a second that a turn has ended.
-        let turn = turns.iter().map(Duration::as_secs_f64).sum::<f64>() / turns.len() as f64;
-        let cycle = turn + f64::midpoint(think.0, think.1) + 0.5;
-        let (cycles, callers) = (Cycles::of(turns, think, cycle), 20_000);
-        let mut rng = StdRng::seed_from_u64(7);
-        let mut asked = [0u32; 60];
-        for n in 0..callers {
-            let mut at = cycles.begins(f64::from(n) / f64::from(callers)).expect("turns are known");
-            assert!(at >= 0.0 && at <= cycles.longest().as_secs_f64());
-            while let Some(count) = asked.get_mut((at / 0.2) as usize) {
-                *count += 1;
-                at += turns[rng.random_range(0..turns.len())].as_secs_f64() + rng.random_range(think.0..=think.1) + 0.5;
-            }
-        }
-        let mean = f64::from(callers) * 0.2 / cycle;
-        let most = asked.iter().map(|n| (f64::from(*n) / mean - 1.0).abs()).fold(0.0, f64::max);
-        assert!(most < 0.1, "{most} {asked:?}");
+        let cycles = Cycles::of(turns, think, cycle(turns, think));
+        let begins = |share| cycles.begins(share).expect("turns are known");
+        let longest = cycles.longest().as_secs_f64();
+        assert!(begins(0.0) >= 0.0 && begins(0.0) < begins(0.5) && begins(0.999) <= longest);
+        assert_even(&asked(turns, think, begins));
     }
 }
 
@@ -93,23 +111,12 @@ fn a_ramp_leaves_time_to_measure() {
 
 #[test]
 fn callers_who_begin_over_more_than_one_turn_ask_evenly_too() {
-    let turns = [1_300, 1_500].map(Duration::from_millis);
-    let (cycles, load, callers) = (Cycles::of(&turns, (0.0, 0.2), 2.5), Duration::from_secs(12), 20_000);
-    let ramp = cycles.ramp(load);
+    let (turns, think) = ([1_300, 1_500].map(Duration::from_millis), (0.5, 0.7));
+    let cycles = Cycles::of(&turns, think, cycle(&turns, think));
+    let ramp = cycles.ramp(Duration::from_secs(12));
     assert!(ramp >= 2 * cycles.longest().mul_f64(0.99), "{ramp:?}");
-    let mut rng = StdRng::seed_from_u64(7);
-    let mut asked = [0u32; 60];
-    for n in 0..callers {
-        let mut at = ramp.as_secs_f64() * cycles.begins_within(ramp, f64::from(n) / f64::from(callers));
-        while let Some(count) = asked.get_mut((at / 0.2) as usize) {
-            *count += 1;
-            at += turns[rng.random_range(0..turns.len())].as_secs_f64() + rng.random_range(0.0..0.2) + 1.0;
-        }
-    }
-    let mean = f64::from(callers) * 0.2 / 2.5;
-    let behind = &asked[(ramp.as_secs_f64() / 0.2).ceil() as usize..];
-    let most = behind.iter().map(|n| (f64::from(*n) / mean - 1.0).abs()).fold(0.0, f64::max);
-    assert!(most < 0.1, "{most} {asked:?}");
+    let asked = asked(&turns, think, |share| ramp.as_secs_f64() * cycles.begins_within(ramp, share));
+    assert_even(&asked[(ramp.as_secs_f64() / 0.2).ceil() as usize..]);
 }
 
 #[test]
