@@ -172,6 +172,7 @@ impl<'a> Gateway<'a> {
             offered: set_up.open.then_some(f64::from(calls) / cycle),
             turns_per_call: 1.0,
             turns: first.len() as u64,
+            audio_s_per_s: said / measured,
             first_audio: Summary { p50: seconds(0.5), p95: seconds(0.95), ..Summary::default() },
             rtf: Summary { p95: 1.0, ..Summary::default() },
             speech: Summary { mean: said / f64::from(turns.max(1)), ..Summary::default() },
@@ -191,13 +192,14 @@ impl<'a> Gateway<'a> {
         }
         println!(
             "  {calls:>5} calls: {} turns, {:.1} audio-s/s, p95 {:.0} ms, {} stalls, {refused} refused; told: {:.0} streams, memory \
-         for {:.0}",
+         for {:.0}; a turn holds its slot for {:.2} s",
             level.turns,
             said / measured,
             level.first_audio.p95 * 1e3,
             level.stalled_turns,
             level.metrics.sustainable_streams.unwrap_or(0.0),
             level.metrics.memory_streams.unwrap_or(0.0),
+            level.metrics.holding().unwrap_or(0.0) / level.turns.max(1) as f64,
         );
         level
     }
