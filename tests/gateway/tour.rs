@@ -175,7 +175,13 @@ async fn telephone(tour: &Tour, events: &Events) {
     let listed = tour.json(("GET", "/v1/calls"), "", 200, Value::Null).await;
     assert_eq!(listed["calls"][0]["id"], id);
     assert_eq!(tour.json(("GET", "/v1/calls/{id}"), id, 200, Value::Null).await["leg"], "sip");
-    assert!(value(&tour.metrics().await, "antiphon_calls{leg=\"sip\"}") == 1.0);
+    // A call counts itself once its task runs, which may be after it was answered.
+    let counted = async {
+        while value(&tour.metrics().await, "antiphon_calls{leg=\"sip\"}") != 1.0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    assert!(timeout(PATIENCE, counted).await.is_ok(), "the call is not counted");
 
     let mut media = tour.socket("/v1/calls/{id}/media", id).await;
     frame(&mut media, |frame| frame["event"] == "start").await;
