@@ -173,8 +173,8 @@ impl<'a> Light<'a> {
         // How many were offered is known better than how many of them chance had come in time.
         let offered = sum(|l| l.offered.unwrap_or(0.0) * l.turns_per_call * l.seconds);
         let open = used.iter().any(|l| l.mode == "open");
-        // Of turns that begin or end outside of the window a part is heard in it, but they are not counted: of turns of 11 s in
-        // windows of 12 and 18 a seventh was missing.
+        // Turns are counted that are sent in the window, which are too few where callers speak together and the window is not some
+        // whole turns long: of turns of 11 s in windows of 12 and 18 a seventh was missing.
         let heard = sum(|l| l.audio_s_per_s * l.seconds);
         let turns = match (offered > 0.0, heard > 0.0 && said > 0.0 && !open) {
             (true, _) => offered / calls,

@@ -219,7 +219,7 @@ fn a_full_device_holds_no_turn_longer_that_waits_for_its_listener() {
 }
 
 /// As one H200 told after 48 and 100 calls with turns of 11 s: 413 passed, of 428 one turn in two hundred was refused. The window of the
-/// first level lasts one and a half turns, so that it has fewer of them from beginning to end than are heard in it.
+/// first level lasts one and a half turns, and fewer of them are sent in it than are heard.
 #[test]
 fn turns_of_eleven_seconds_hold_their_streams_longer_where_many_speak() {
     let mut report = report("closed", &[48, 100, 600, 601], Knee { level: 600, broken_at: Some(601) });
