@@ -4,7 +4,7 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use rustix_net::net::{
+use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
 };
@@ -24,7 +24,7 @@ pub fn send(stream: &UnixStream, text: &[u8], descriptors: &[BorrowedFd<'_>]) ->
     }
     let mut whole = u32::try_from(text.len()).unwrap_or_default().to_be_bytes().to_vec();
     whole.extend_from_slice(text);
-    let mut space = [0; rustix_net::cmsg_space!(ScmRights(MAX))];
+    let mut space = [0; rustix::cmsg_space!(ScmRights(MAX))];
     let mut beside = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !beside.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -40,7 +40,7 @@ pub fn send(stream: &UnixStream, text: &[u8], descriptors: &[BorrowedFd<'_>]) ->
 /// # Errors
 /// The other side is gone, or says what [`send`] does not.
 pub fn receive(stream: &UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
-    let mut space = [0; rustix_net::cmsg_space!(ScmRights(MAX))];
+    let mut space = [0; rustix::cmsg_space!(ScmRights(MAX))];
     let mut beside = RecvAncillaryBuffer::new(&mut space);
     let mut length = [0; 4];
     let received = recvmsg(stream, &mut [IoSliceMut::new(&mut length)], &mut beside, RecvFlags::CMSG_CLOEXEC)?;

@@ -2,17 +2,20 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{self, ChildStdin, Command, Stdio};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rlimit::Resource;
 use rubato::audioadapter_buffers::direct::InterleavedSlice;
 use rubato::{Fft, FixedSync, Resampler, WindowFunction};
+use rustix::process::{Pid, getpriority_process, setpriority_process};
 
 use super::voices::missing;
-use super::{Manner, NICE, STALLED, STARVED};
+use super::{Manner, STALLED, STARVED};
 use crate::audio::{FRAME_SAMPLES, RATE, from_i16};
 use crate::synth::{Outcome, Progress, Slot, Stage, Stages, SynthError};
 
@@ -26,8 +29,6 @@ const HEADER_LIMIT: usize = 4096;
 /// How a child shares the processor with everything else on the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Share {
-    /// As everything else: where the program that lowers priorities is missing.
-    Plain,
     /// Somebody waits for it, but less than for a packet that is due.
     Live,
     /// It is not waited for.
@@ -35,18 +36,28 @@ pub(super) enum Share {
 }
 
 impl Share {
-    /// The argument of `nice -n`.
-    fn niceness(self) -> Option<&'static str> {
+    /// By how much its niceness is above the gateway's.
+    fn niceness(self) -> i32 {
         match self {
-            Share::Plain => None,
-            Share::Live => Some("5"),
-            Share::Batch => Some("19"),
+            Share::Live => 5,
+            Share::Batch => 19,
         }
     }
 
     /// How long it may give nothing before it is taken for dead.
     fn patience(self) -> Duration {
         if self == Share::Batch { STARVED } else { STALLED }
+    }
+
+    /// Has `process` give way. One that cannot be told to (a container that forbids it) speaks at the gateway's own priority.
+    fn give(self, process: &process::Child) {
+        // Without a number it would be this process.
+        let Some(id) = i32::try_from(process.id()).ok().and_then(Pid::from_raw) else { return };
+        // What is out of range is taken as the lowest priority there is.
+        let lowered = getpriority_process(None).and_then(|own| setpriority_process(Some(id), own + self.niceness()));
+        if let Err(error) = lowered {
+            tracing::warn!(%error, "espeak-ng runs at the gateway's priority");
+        }
     }
 }
 
@@ -56,6 +67,22 @@ const KEPT: [&str; 7] = ["PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRA
 /// `command` with the environment that it needs and no more.
 pub(super) fn confined(command: &mut Command) -> &mut Command {
     command.env_clear().envs(std::env::vars_os().filter(|(name, _)| KEPT.iter().any(|kept| name == kept)))
+}
+
+/// Where a program that is named without a folder lies, by `PATH`; `program` itself where it is in none.
+///
+/// # Why
+/// A program that is still to be looked for is started by `fork` where it gets an environment of its own, and that copies the
+/// gateway's page tables each time: the standard library has `posix_spawn` do it only where its path is known.
+pub(super) fn located(program: &Path) -> PathBuf {
+    let is_program =
+        |path: &PathBuf| path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0);
+    let found = || {
+        let folders = std::env::var_os("PATH")?;
+        std::env::split_paths(&folders).map(|folder| folder.join(program)).find(is_program)
+    };
+    let named = program.components().count() == 1 && !program.is_absolute();
+    named.then(found).flatten().unwrap_or_else(|| program.to_path_buf())
 }
 
 /// What it may take at most, by far more than it needs: seconds of one core, bytes of address space, open files, bytes of a
@@ -96,7 +123,12 @@ pub(super) struct Child {
     /// Since when reads have brought nothing, and for how long they may.
     silent_since: Option<Instant>,
     patience: Duration,
+    /// Who wants to know how many samples all of its speech has.
+    length: Option<Length>,
 }
+
+/// How many samples an utterance has, once that is known.
+pub(super) type Length = Arc<OnceLock<u64>>;
 
 impl Child {
     /// Starts a process that loads its voice and then waits for text.
@@ -104,15 +136,7 @@ impl Child {
         let broken = |e: io::Error| SynthError::Utterance(format!("espeak-ng: {e}"));
         let (ours, theirs) = UnixStream::pair().map_err(broken)?;
         ours.set_nonblocking(true).map_err(broken)?;
-        let mut command = match share.niceness() {
-            Some(niceness) => {
-                let mut command = Command::new(NICE);
-                command.args(["-n", niceness]).arg(program);
-                command
-            }
-            None => Command::new(program),
-        };
-        let mut process = confined(&mut command)
+        let mut process = confined(&mut Command::new(program))
             .args(["--stdout", "--stdin", "-b", "1", "-s"])
             .arg(manner.words_per_minute.to_string())
             .arg("-v")
@@ -123,6 +147,7 @@ impl Child {
             .spawn()
             .map_err(|e| missing(program, &e))?;
         limit(&process);
+        share.give(&process);
         let stdin = process.stdin.take();
         Ok(Self {
             process,
@@ -133,6 +158,7 @@ impl Child {
             ended: false,
             silent_since: None,
             patience: share.patience(),
+            length: None,
         })
     }
 
@@ -154,6 +180,20 @@ impl Child {
         let ready = if done || failed.is_some() { Stages::NONE } else { Stages::NONE.with(Stage::Vocode) };
         let decoded = self.wav.as_ref().map_or(0, |wav| wav.given);
         Progress::new(Outcome { decoded, done, failed, ..Outcome::ready(slot, ready) }, pcm)
+    }
+
+    /// Has it tell, once it has computed it, how long its speech is.
+    pub(super) fn tell_length(&mut self, to: Length) {
+        self.length = Some(to);
+    }
+
+    fn note_length(&mut self) {
+        let Some(wav) = self.wav.as_ref().filter(|_| self.ended) else { return };
+        if let Some(length) = self.length.take() {
+            let samples = wav.taken + (wav.input.len() + self.bytes.len() / 2) as u64;
+            // Nobody else tells it.
+            let _ = length.set((samples * u64::from(RATE)).div_ceil(u64::from(wav.rate)));
+        }
     }
 
     fn fill(&mut self, now: Instant, wait: Option<Duration>) -> Result<(), String> {
@@ -189,6 +229,7 @@ impl Child {
         if !self.ended {
             // What is broken shows in the next step.
             let _ = self.take(false);
+            self.note_length();
         }
     }
 
@@ -231,6 +272,7 @@ impl Child {
                 None => return Ok(Vec::new()),
             }
         }
+        self.note_length();
         let Some(wav) = &mut self.wav else { return Ok(Vec::new()) };
         let whole = self.bytes.len().min(STEP) / 2 * 2;
         wav.input.extend(self.bytes[..whole].chunks_exact(2).map(|b| from_i16(i16::from_le_bytes([b[0], b[1]]))));
@@ -336,6 +378,7 @@ impl Converter {
 
     fn take(&mut self, last: bool) -> Result<Vec<f32>, String> {
         let Some(resampler) = &mut self.resampler else {
+            self.taken += self.input.len() as u64;
             self.output.append(&mut self.input);
             return Ok(self.give(last));
         };
@@ -388,6 +431,15 @@ mod tests {
         command.env("ANTIPHON_HTTP__TOKENS", "secret");
         let names: Vec<_> = confined(&mut command).get_envs().map(|(name, _)| name.to_owned()).collect();
         assert!(names.iter().all(|name| KEPT.iter().any(|kept| name == kept)), "{names:?}");
+    }
+
+    #[test]
+    fn a_program_is_looked_for_once() {
+        let shell = located(Path::new("sh"));
+        assert!(shell.is_absolute() && shell.ends_with("sh"), "{}", shell.display());
+        for same in ["/bin/sh", "./sh", "no-such-program-at-all"] {
+            assert_eq!(located(Path::new(same)), Path::new(same));
+        }
     }
 
     #[test]

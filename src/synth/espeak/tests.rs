@@ -1,5 +1,4 @@
 use std::path::Path;
-use std::process::Command;
 
 use super::*;
 use crate::audio::FRAME_SAMPLES;
@@ -45,7 +44,7 @@ fn espeak() -> Option<Espeak> {
 fn a_child_is_bounded_before_it_gets_text() {
     let Some(_voice) = espeak() else { return };
     let manner = Manner { voice: "en-gb".into(), words_per_minute: 175 };
-    let mut child = Child::start(Path::new("espeak-ng"), &manner, Share::Plain).expect("starts");
+    let mut child = Child::start(Path::new("espeak-ng"), &manner, Share::Live).expect("starts");
     let limits = std::fs::read_to_string(format!("/proc/{}/limits", child.id())).expect("it waits for text");
     child.kill();
     child.wait();
@@ -138,7 +137,7 @@ fn a_child_that_gives_way_may_be_silent_for_longer() {
     let Some(voice) = espeak() else { return };
     let manner = voice.manner(None, None, 1.0).expect("the default");
     let now = clock::now();
-    for (share, dead) in [(Share::Plain, true), (Share::Live, true), (Share::Batch, false)] {
+    for (share, dead) in [(Share::Live, true), (Share::Batch, false)] {
         // It has no text, so it says nothing.
         let mut child = Child::start(&voice.config.program, &manner, share).expect("starts");
         assert!(child.read(Slot(0), now, None).outcome.failed.is_none());
@@ -169,32 +168,26 @@ fn a_child_ends_when_it_has_computed_its_utterance() {
     panic!("the process waits for its listener");
 }
 
-/// The niceness of a process once it is `espeak-ng`; before it is that of the program that lowers it.
-fn niceness(process: u32) -> Option<i32> {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+/// The niceness of a process.
+fn niceness(process: u32) -> i32 {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).expect("it runs");
     // The fields behind the name in parentheses, from the third of `proc_pid_stat(5)` on; niceness is the 19th.
-    let (name, fields) = stat.rsplit_once(')')?;
-    name.ends_with("espeak-ng").then(|| fields.split_whitespace().nth(16)?.parse().ok()).flatten()
+    let fields = stat.rsplit_once(')').expect("a name").1;
+    fields.split_whitespace().nth(16).expect("19 fields").parse().expect("a number")
 }
 
 #[test]
-#[expect(clippy::disallowed_methods, reason = "nothing tells when a process has become another program")]
 fn children_give_way_to_what_sends_packets() {
     let Some(voice) = espeak() else { return };
     let manner = voice.manner(None, None, 1.0).expect("the default");
-    let own = Command::new("nice").output().expect("prints it");
-    let own: i32 = String::from_utf8_lossy(&own.stdout).trim().parse().expect("a number");
+    let own = niceness(std::process::id());
     for (share, lower) in [(Share::Live, 5), (Share::Batch, 19)] {
-        let mut child = Child::start(&voice.config.program, &manner, share).expect("starts");
         // It waits for its text, so it does not end before it is looked at.
-        let found = std::iter::repeat_with(|| {
-            std::thread::sleep(Duration::from_millis(5));
-            niceness(child.id())
-        });
-        let found = found.take(12_000).flatten().next();
+        let mut child = Child::start(&voice.config.program, &manner, share).expect("starts");
+        let found = niceness(child.id());
         child.kill();
         child.wait();
-        assert_eq!(found, Some((own + lower).min(19)), "{share:?}");
+        assert_eq!(found, (own + lower).min(19), "{share:?}");
     }
 }
 
