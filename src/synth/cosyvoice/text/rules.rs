@@ -106,7 +106,8 @@ fn join(sentences: Vec<String>, exceeds: impl Fn(&str, usize) -> bool) -> Vec<St
     let mut pieces: Vec<String> = Vec::new();
     let mut current = String::new();
     for sentence in sentences {
-        if exceeds(&format!("{current}{sentence}"), MOST) && exceeds(&current, LEAST) {
+        // What is there first: of a short one nothing has to be counted, whatever comes behind it.
+        if exceeds(&current, LEAST) && exceeds(&format!("{current}{sentence}"), MOST) {
             pieces.push(std::mem::take(&mut current));
         }
         current.push_str(&sentence);
