@@ -115,10 +115,11 @@ impl Fault {
 }
 
 /// Fills the state of `slot` that `stage` reads with what is no number.
-fn spoil(device: &Arc<Device>, llm: &Llm, acoustic: &Acoustic, slot: Slot, stage: Stage) -> Result<(), SynthError> {
+fn spoil(device: &Arc<Device>, llm: &Llm, acoustic: &mut Acoustic, slot: Slot, stage: Stage) -> Result<(), SynthError> {
     if !acoustic.slots.contains_key(&slot) {
         return Err(super::not_open());
     }
+    acoustic.begin(slot)?;
     let n = slot.0 as usize;
     let ranges = match stage {
         Stage::Prefill | Stage::Decode => vec![llm.slot_range(n)],

@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::context::Lane;
-use super::device::Device;
+use super::device::{Device, GpuError};
 use super::hift::{Excerpt, Hift, Pass};
 use super::not_open;
-use super::slots::SlotState;
+use super::slots::{Past, SlotState};
 use super::solver::{Job, Solver};
 use super::voices::Voices;
 use crate::clock;
@@ -77,6 +77,30 @@ struct Piece {
 }
 
 impl Acoustic {
+    /// What flow and vocoder of `slots` go on after, where that is not in their memory yet: the caller puts it there.
+    pub(super) fn take_pasts(&mut self, slots: &[Slot]) -> Vec<(Slot, Past)> {
+        slots.iter().filter_map(|slot| Some((*slot, self.slots.get_mut(slot)?.past.take()?))).collect()
+    }
+
+    /// Puts into the memory of slots what their flow and their vocoder go on after.
+    pub(super) fn put_pasts(&self, pasts: &[(Slot, Past)]) -> Result<(), GpuError> {
+        pasts.iter().try_for_each(|(slot, past)| {
+            let (number, bytes) = (slot.0 as usize, self.solver.flow.hist_bytes);
+            let to = self.solver.hist_of(number);
+            match past {
+                Past::Nothing => self.device.fill_zero(to, bytes)?,
+                Past::Prompt(from) => self.device.copy(to, *from, bytes)?,
+            }
+            self.hift.clear(number)
+        })
+    }
+
+    /// Both.
+    pub(super) fn begin(&mut self, slot: Slot) -> Result<(), GpuError> {
+        let pasts = self.take_pasts(&[slot]);
+        self.put_pasts(&pasts)
+    }
+
     /// Brings what is new of the mel of a slot to the speed that it is played at, if that is another.
     fn stretch(&mut self, slot: Slot) -> Result<(), SynthError> {
         let Some(state) = self.slots.get_mut(&slot) else { return Ok(()) };

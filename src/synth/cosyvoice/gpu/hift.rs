@@ -269,8 +269,18 @@ impl Hift {
 
     /// The start of a stream.
     pub(super) fn open(&mut self, slot: usize) -> Result<(), GpuError> {
-        let slots = &mut self.slots;
-        slots.places[slot] = Place::default();
+        self.reset(slot);
+        self.clear(slot)
+    }
+
+    /// What the host does of that.
+    pub(super) fn reset(&mut self, slot: usize) {
+        self.slots.places[slot] = Place::default();
+    }
+
+    /// What the device does of it: before the stream's first pass.
+    pub(super) fn clear(&self, slot: usize) -> Result<(), GpuError> {
+        let slots = &self.slots;
         for b in [&slots.hist[0], &slots.f0_hist[0], &slots.post_keep[0], &slots.phase] {
             self.device.fill_zero(slots.part(b, slot), slots.each(b))?;
         }

@@ -188,12 +188,17 @@ impl Llm {
             .iter()
             .map(|(slot, ids, sampling)| Feeding { samples: false, ..self.whole(*slot, ids, sampling) })
             .collect();
-        self.feed(&rows).map(drop)
+        self.feed(&rows, || Ok(())).map(drop)
     }
 
     /// Feeds ids to slots, each after what its cache has: as many launches as a pass has kernels (six a layer), whatever
-    /// the number of slots, and a copy a slot. Gives what was sampled of each, `None` where nothing was to be.
-    pub(super) fn feed(&mut self, rows: &[Feeding<'_>]) -> Result<Vec<Option<Sampled>>, GpuError> {
+    /// the number of slots, and a copy a slot. Gives what was sampled of each, `None` where nothing was to be. What `meanwhile`
+    /// starts comes behind the first pass, which the host has started by then and does not wait for.
+    pub(super) fn feed(
+        &mut self,
+        rows: &[Feeding<'_>],
+        meanwhile: impl FnOnce() -> Result<(), GpuError>,
+    ) -> Result<Vec<Option<Sampled>>, GpuError> {
         for (n, Feeding { slot, seq, forced, .. }) in rows.iter().enumerate() {
             let words = size_of::<Seq>() / 4;
             // SAFETY: `Seq` is plain 32-bit words without padding.
@@ -206,7 +211,7 @@ impl Llm {
             }
         }
         let mut sampled = vec![None; rows.len()];
-        let (mut at, mut ends, mut sent) = (0, Vec::new(), false);
+        let (mut at, mut ends, mut meanwhile) = (0, Vec::new(), Some(meanwhile));
         for (n, Feeding { slot, from, ids, samples, .. }) in rows.iter().enumerate() {
             let count = ids.len().saturating_sub(usize::from(!samples));
             for (pos, e) in ids[..count].iter().enumerate() {
@@ -220,14 +225,14 @@ impl Llm {
                 }
                 at += 1;
                 if at == PASS || ends.len() == ENDS {
-                    self.pass(at, rows, !sent, &ends, &mut sampled)?;
-                    (at, sent) = (0, true);
+                    self.pass(at, rows, &mut meanwhile, &ends, &mut sampled)?;
+                    at = 0;
                     ends.clear();
                 }
             }
         }
-        if at > 0 || !sent {
-            self.pass(at, rows, !sent, &ends, &mut sampled)?;
+        if at > 0 || meanwhile.is_some() {
+            self.pass(at, rows, &mut meanwhile, &ends, &mut sampled)?;
         }
         Ok(sampled)
     }
@@ -257,17 +262,17 @@ impl Llm {
     }
 
     /// One pass over `count` positions, which waits for it: of `rows`, those at `ends` end with it, and what is sampled of them goes to
-    /// `sampled`. `first`: the sequences of all are put into place.
+    /// `sampled`. The first, which has `meanwhile`, puts the sequences of all into place.
     fn pass(
         &mut self,
         count: usize,
         rows: &[Feeding<'_>],
-        first: bool,
+        meanwhile: &mut Option<impl FnOnce() -> Result<(), GpuError>>,
         ends: &[usize],
         sampled: &mut [Option<Sampled>],
     ) -> Result<(), GpuError> {
         self.prefix.send(self.prefix.dev.bytes)?;
-        if first {
+        if meanwhile.is_some() {
             for (n, Feeding { slot, .. }) in rows.iter().enumerate() {
                 let (from, size) = (self.prefix.dev.ptr + (SEQS * 4) as u64, size_of::<Seq>());
                 self.device.copy(self.network.args.seq + (slot * size) as u64, from + (n * size) as u64, size)?;
@@ -283,6 +288,7 @@ impl Llm {
             self.sample(ends.len())?;
             self.results.fetch(ends.len() * ROUNDS * 4)?;
         }
+        meanwhile.take().map_or(Ok(()), |work| work())?;
         // The staging memory is written again.
         self.device.sync()?;
         for (row, &n) in ends.iter().enumerate() {

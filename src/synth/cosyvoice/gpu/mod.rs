@@ -81,7 +81,7 @@ use self::laps::Laps;
 pub use self::ledger::Part;
 use self::llm::Llm;
 use self::slabs::Slabs;
-use self::slots::{SlotState, Stretched, Written};
+use self::slots::{Past, SlotState, Stretched, Written};
 use self::solver::Solver;
 pub use self::units::{ARCHITECTURES, compile_all};
 use self::voices::Voices;
@@ -380,7 +380,6 @@ impl Backend for GpuBackend {
         cpu::check_request(&request, &self.config)?;
         let voice = request.voice;
         let Acoustic { solver, hift, voices, slots, .. } = &mut self.acoustic;
-        let hist = solver.hist_of(slot.0 as usize);
         let entry = voices.get_mut(voice).ok_or_else(|| SynthError::Input("the voice was removed".into()))?;
         let shared = entry.prefix.as_ref().map_or(&[][..], |p| &p.slabs);
         let tokens = &entry.prompt.tokens;
@@ -389,11 +388,8 @@ impl Backend for GpuBackend {
         sampling.max_len = longest(sampling.max_len, request.prefix.len(), positions, tokens.len(), blocks)?;
         sampling.min_len = sampling.min_len.min(sampling.max_len);
         let stream = solver.stream(tokens, shared);
-        match &entry.prefix {
-            Some(prefix) => self.device.copy(hist, prefix.hist.ptr, solver.flow.hist_bytes)?,
-            None => self.device.fill_zero(hist, solver.flow.hist_bytes)?,
-        }
-        hift.open(slot.0 as usize)?;
+        let past = entry.prefix.as_ref().map_or(Past::Nothing, |prefix| Past::Prompt(prefix.hist.ptr));
+        hift.reset(slot.0 as usize);
         entry.holds += 1;
         let state = SlotState {
             voice,
@@ -405,12 +401,14 @@ impl Backend for GpuBackend {
             written: None,
             stream,
             poisoned: false,
+            past: Some(past),
         };
         slots.insert(slot, state);
         Ok(())
     }
 
     fn prefill(&mut self, slots: &[Slot], out: &mut Vec<Prefilled>) -> Result<(), SynthError> {
+        let pasts = self.acoustic.take_pasts(slots);
         let mut rows = Vec::with_capacity(slots.len());
         let mut of = Vec::with_capacity(slots.len());
         for (n, slot) in slots.iter().enumerate() {
@@ -428,7 +426,9 @@ impl Backend for GpuBackend {
         }
         let first = out.len();
         out.extend(slots.iter().map(|&slot| Prefilled { slot, tokens: Vec::new(), ended: None, failed: None }));
-        for (n, sampled) in of.into_iter().zip(self.llm.feed(&rows)?) {
+        // The device need not wait for what only flow and vocoder read: a caller waits for this pass.
+        let sampled = self.llm.feed(&rows, || self.acoustic.put_pasts(&pasts))?;
+        for (n, sampled) in of.into_iter().zip(sampled) {
             let result = &mut out[first + n];
             if let (Some(state), Some(sampled)) = (self.acoustic.slots.get_mut(&result.slot), sampled) {
                 (result.ended, result.failed) = state.sampled(&sampled);
@@ -492,6 +492,8 @@ impl Backend for GpuBackend {
 
     fn flow_push(&mut self, slot: Slot, tokens: &[u32], last: bool) -> Result<(), SynthError> {
         let limit = self.acoustic.solver.flow.limit();
+        // Where there was no prefill.
+        self.acoustic.begin(slot)?;
         let state = self.acoustic.slots.get_mut(&slot).ok_or_else(not_open)?;
         let refuse = |text: String| Err(SynthError::Utterance(text));
         if state.stream.last {

@@ -27,6 +27,16 @@ pub(super) struct SlotState {
     pub(super) stretched: Option<Stretched>,
     /// A value of it became no number: its memory is cleared before others get it.
     pub(super) poisoned: bool,
+    /// What its flow goes on after; `None` once that is in its memory.
+    pub(super) past: Option<Past>,
+}
+
+/// What the flow of a slot goes on after.
+#[derive(Clone, Copy)]
+pub(super) enum Past {
+    Nothing,
+    /// The histories behind a voice's prompt, where they lie; the slot holds the voice.
+    Prompt(u64),
 }
 
 impl SlotState {
