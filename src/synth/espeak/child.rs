@@ -49,8 +49,8 @@ impl Share {
         if self == Share::Batch { STARVED } else { STALLED }
     }
 
-    /// Has `process` give way. One that cannot be told to (a container that forbids it) speaks at the gateway's own priority.
-    fn give(self, process: &process::Child) {
+    /// Lowers the priority of `process`. Where that cannot be done (a container that forbids it) it speaks at the gateway's own.
+    fn lower(self, process: &process::Child) {
         // Without a number it would be this process.
         let Some(id) = i32::try_from(process.id()).ok().and_then(Pid::from_raw) else { return };
         // What is out of range is taken as the lowest priority there is.
@@ -147,7 +147,7 @@ impl Child {
             .spawn()
             .map_err(|e| missing(program, &e))?;
         limit(&process);
-        share.give(&process);
+        share.lower(&process);
         let stdin = process.stdin.take();
         Ok(Self {
             process,
@@ -182,7 +182,7 @@ impl Child {
         Progress::new(Outcome { decoded, done, failed, ..Outcome::ready(slot, ready) }, pcm)
     }
 
-    /// Has it tell, once it has computed it, how long its speech is.
+    /// Has `to` told how long the speech is, once all of it has been computed.
     pub(super) fn tell_length(&mut self, to: Length) {
         self.length = Some(to);
     }

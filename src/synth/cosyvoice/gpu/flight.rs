@@ -82,7 +82,7 @@ impl Acoustic {
         slots.iter().filter_map(|slot| Some((*slot, self.slots.get_mut(slot)?.past.take()?))).collect()
     }
 
-    /// Puts into the memory of slots what their flow and their vocoder go on after.
+    /// Puts into the memory of slots what [`Self::take_pasts`] gave.
     pub(super) fn put_pasts(&self, pasts: &[(Slot, Past)]) -> Result<(), GpuError> {
         pasts.iter().try_for_each(|(slot, past)| {
             let (number, bytes) = (slot.0 as usize, self.solver.flow.hist_bytes);
@@ -95,7 +95,7 @@ impl Acoustic {
         })
     }
 
-    /// Both.
+    /// The same for a slot that a flow begins in without a prefill, or whose memory is about to be changed otherwise.
     pub(super) fn begin(&mut self, slot: Slot) -> Result<(), GpuError> {
         let pasts = self.take_pasts(&[slot]);
         self.put_pasts(&pasts)
