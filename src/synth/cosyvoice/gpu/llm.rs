@@ -193,7 +193,7 @@ impl Llm {
 
     /// Feeds ids to slots, each after what its cache has: as many launches as a pass has kernels (six a layer), whatever
     /// the number of slots, and a copy a slot. Gives what was sampled of each, `None` where nothing was to be. What `meanwhile`
-    /// starts comes behind the first pass, which the host has started by then and does not wait for.
+    /// starts comes behind the first pass, and is started while the device works on that.
     pub(super) fn feed(
         &mut self,
         rows: &[Feeding<'_>],

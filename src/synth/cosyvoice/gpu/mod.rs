@@ -426,7 +426,7 @@ impl Backend for GpuBackend {
         }
         let first = out.len();
         out.extend(slots.iter().map(|&slot| Prefilled { slot, tokens: Vec::new(), ended: None, failed: None }));
-        // The device need not wait for what only flow and vocoder read: a caller waits for this pass.
+        // Only flow and vocoder read these: the host starts them while the device works on the prefixes, not before.
         let sampled = self.llm.feed(&rows, || self.acoustic.put_pasts(&pasts))?;
         for (n, sampled) in of.into_iter().zip(sampled) {
             let result = &mut out[first + n];
