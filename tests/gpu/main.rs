@@ -176,7 +176,7 @@ fn kernel_costs() {
     let options = Options { slots: Some(256), memory: Some(60 << 30), hardware: hardware(), ..Options::default() };
     let source = gpu::bench::random_source(1);
     let mut backend = GpuBackend::new(full(), &source, 0, options, Precision::default()).expect("the model loads");
-    for width in [1, 32, 64, 256] {
+    for width in [1, 2, 32, 64, 256] {
         let effort = gpu::bench::Effort { widths: vec![width], ..Default::default() };
         for (stage, kernels) in backend.kernel_costs(&effort).expect("the stages run") {
             println!("-- {stage}, width {width}");

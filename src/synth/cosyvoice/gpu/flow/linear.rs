@@ -22,12 +22,43 @@ pub(super) const SKINNY_ROWS: usize = 400;
 /// Frames of a chunk that a GEMM of narrow.cu has room for, blocks that share its inputs, as in narrow.cu and flow.cu.
 const NARROW_FRAMES: usize = 56;
 pub(super) const PARTS: usize = 4;
-/// Kernels of narrow.cu: outputs of a block, its inputs, and whether other blocks have the rest of the inputs.
-const NARROW: [(&str, usize, usize, bool); 4] = [
-    ("narrow_48x1024", 48, 1024, false),
-    ("narrow_32x1024", 32, 1024, false),
-    ("shared_64x256", 64, 256, true),
-    ("shared_64x512", 64, 512, true),
+/// Inputs of a row that a block of two rows has room for at a time.
+const NARROW_ROOM: usize = 512;
+
+/// A kernel of narrow.cu.
+#[derive(Clone, Copy)]
+struct Narrow {
+    name: &'static str,
+    /// Outputs and inputs of a block.
+    outputs: usize,
+    inputs: usize,
+    /// Whether other blocks have the rest of the inputs.
+    shared: bool,
+    /// Rows of chunks of a block.
+    rows: usize,
+}
+
+impl Narrow {
+    const fn new(name: &'static str, outputs: usize, inputs: usize, shared: bool, rows: usize) -> Self {
+        Self { name, outputs, inputs, shared, rows }
+    }
+
+    /// Dynamic shared memory of a block: its weights and activations.
+    fn memory(self) -> u32 {
+        let held = if self.rows == 1 { self.inputs } else { self.inputs.min(NARROW_ROOM) };
+        ((self.outputs * self.inputs + self.rows * NARROW_FRAMES * held) * 2) as u32
+    }
+}
+
+const NARROW: [Narrow; 8] = [
+    Narrow::new("narrow_48x1024", 48, 1024, false, 1),
+    Narrow::new("narrow_32x1024", 32, 1024, false, 1),
+    Narrow::new("shared_64x256", 64, 256, true, 1),
+    Narrow::new("shared_64x512", 64, 512, true, 1),
+    Narrow::new("narrow_48x1024_2", 48, 1024, false, 2),
+    Narrow::new("narrow_32x1024_2", 32, 1024, false, 2),
+    Narrow::new("shared_64x256_2", 64, 256, true, 2),
+    Narrow::new("shared_64x512_2", 64, 512, true, 2),
 ];
 
 /// One GEMM of a block, in the layouts it may run in.
@@ -52,7 +83,7 @@ pub(super) enum Choice {
 impl Choice {
     /// Whether it leaves parts for the norm that follows.
     fn shares(self) -> bool {
-        matches!(self, Self::Narrow(which) if NARROW[which].3)
+        matches!(self, Self::Narrow(which) if NARROW[which].shared)
     }
 }
 
@@ -123,11 +154,11 @@ pub(super) fn narrow_kernels(
     elt: Elt,
     block: usize,
 ) -> Result<Vec<Kernel>, GpuError> {
-    let most = NARROW.into_iter().map(|(_, n, k, _)| narrow_shared(n, k)).max().unwrap_or(0);
+    let most = NARROW.into_iter().map(Narrow::memory).max().unwrap_or(0);
     if !device.hopper || elt == Elt::F32 || block > NARROW_FRAMES || most > device.shared {
         return Ok(Vec::new());
     }
-    NARROW.into_iter().map(|(name, n, k, _)| module.kernel(name, narrow_shared(n, k))).collect()
+    NARROW.into_iter().map(|narrow| module.kernel(narrow.name, narrow.memory())).collect()
 }
 
 impl Linears {
@@ -172,12 +203,12 @@ impl Linears {
         let (Some(kernel), Some((w, _)), Some(bias)) = (self.narrow.get(which), &l.plain, &l.packed.bias) else {
             return self.library(l, shape, x, y);
         };
-        let (_, outputs, inputs, shared) = NARROW[which];
-        let (y, parts) = if shared { (self.parts.ptr, PARTS as u32) } else { (y, 1) };
+        let narrow = NARROW[which];
+        let (y, parts) = if narrow.shared { (self.parts.ptr, PARTS as u32) } else { (y, 1) };
         self.device.expect(2.0 * (m * n * k) as f64, 2.0 * (n * k + m * (n + k)) as f64);
-        let grid = (n.div_ceil(outputs) as u32, m.div_ceil(self.block) as u32, parts);
-        start!(self.device, *kernel, grid, 256, narrow_shared(outputs, inputs);
-            x, w.ptr, bias.ptr, y, self.stride(), n as i32, k as i32, i32::from(gelu))
+        let grid = (n.div_ceil(narrow.outputs) as u32, m.div_ceil(narrow.rows * self.block) as u32, parts);
+        start!(self.device, *kernel, grid, 256 * narrow.rows as u32, narrow.memory();
+            x, w.ptr, bias.ptr, y, self.stride(), m as i32, n as i32, k as i32, i32::from(gelu))
     }
 
     /// Values from one of [`PARTS`] to the next.
@@ -185,12 +216,16 @@ impl Linears {
         (self.parts.bytes / (PARTS * 4)) as i64
     }
 
-    /// The GEMMs of narrow.cu that fit: those that leave parts only where a norm follows.
+    /// The GEMMs of narrow.cu that fit: those that leave parts only where a norm follows, those of two rows where there are more.
     fn narrow_choices(&self, l: &Linear, shape: Shape, follow: bool) -> impl Iterator<Item = Choice> {
         let fits = shape.m <= SKINNY_ROWS && shape.m.is_multiple_of(self.block) && l.plain.is_some();
         let (n, k, count) = (l.n, l.k, if fits { self.narrow.len() } else { 0 });
-        let of = move |(_, outputs, inputs, shared): (&str, usize, usize, bool)| {
-            n.is_multiple_of(outputs) && k == if shared { PARTS * inputs } else { inputs } && (follow || !shared)
+        let most = shape.m / self.block.max(1);
+        let of = move |narrow: Narrow| {
+            n.is_multiple_of(narrow.outputs)
+                && k == if narrow.shared { PARTS * narrow.inputs } else { narrow.inputs }
+                && (follow || !narrow.shared)
+                && (narrow.rows == 1 || most > 2)
         };
         (0..count).filter(move |&which| of(NARROW[which])).map(Choice::Narrow)
     }
@@ -275,11 +310,6 @@ impl Linears {
         }
         Ok(best.1)
     }
-}
-
-/// Dynamic shared memory of a GEMM of narrow.cu: a block's weights and activations.
-fn narrow_shared(outputs: usize, inputs: usize) -> u32 {
-    ((outputs + NARROW_FRAMES) * inputs * 2) as u32
 }
 
 /// Dynamic shared memory of a skinny GEMM with `tiles` times 16 outputs a block: each warp's sums, padded.

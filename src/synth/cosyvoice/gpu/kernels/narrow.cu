@@ -1,23 +1,32 @@
 // Skinny GEMMs of the flow by warpgroup MMAs, on Hopper: y = act(x w^T + bias). Continues flow.cu.
 //
-// A block makes N outputs of the BLOCK frames of one row of a chunk. Its weights are copied to shared memory before
-// the launch before has ended; of its activations all are asked for at once after that, and multiplied as they come. Two
-// warpgroups share its inputs. Where there would be too few blocks, PARTS of them share the inputs' axis, and the norm
-// that follows adds up what they found (`flow_norm_shares`).
+// A block makes N outputs of the BLOCK frames of one row of a chunk, or of two rows. Its weights are copied to shared memory before
+// the launch before has ended; of its activations as many as there is room for are asked for at once after that, and multiplied as
+// they come. Two warpgroups share the inputs of a row. Where there would be too few blocks, PARTS of them share the inputs' axis, and
+// the norm that follows adds up what they found (`flow_norm_shares`). Where there would be so many that a multiprocessor runs two
+// after each other, those of two rows are fewer, and read their weights once.
 #if ELT != 0 && defined(__CUDA_ARCH_FEAT_SM90_ALL) && BLOCK <= 56
 #define NARROW_X (56 * 128) // bytes of the frames' 64 inputs; an MMA reads eight rows more, which do not count
 
-// CH: steps of 64 inputs of a warpgroup. y: [rows][n]; SHARED: [part][rows][n] singles, without bias.
-template <int N, int CH, bool SHARED> DEV void narrow(const elt* x, const elt* w, const float* bias, void* y, i64 stride, int n, int k, int activate) {
+// CH: steps of 64 inputs of a warpgroup. ROWS: rows of chunks of a block. y: [rows][n]; SHARED: [part][rows][n] singles, without bias.
+// `rows`: frames of all rows of chunks.
+template <int N, int CH, bool SHARED, int ROWS>
+DEV void narrow(const elt* x, const elt* w, const float* bias, void* y, i64 stride, int rows, int n, int k, int activate) {
     extern __shared__ __align__(1024) unsigned char narrow_smem[];
-    constexpr int WEIGHTS = N * 128, HALF = N / 4;
+    // Of two rows only four steps' activations have room beside the weights.
+    constexpr int WEIGHTS = N * 128, HALF = N / 4, STAGES = ROWS == 1 || CH < 4 ? CH : 4;
     dep_go();
-    const int group = __shfl_sync(~0u, threadIdx.x >> 7, 0), tid = threadIdx.x & 127, lane = tid & 31, warp = tid >> 5;
-    const u32 x_s = smem_addr(narrow_smem) + group * CH * NARROW_X, w_s = smem_addr(narrow_smem) + 2 * CH * NARROW_X + group * CH * WEIGHTS;
+    const int all = __shfl_sync(~0u, threadIdx.x >> 7, 0), tid = threadIdx.x & 127, lane = tid & 31, warp = tid >> 5;
+    // Which half of the inputs, and of which row.
+    const int group = all & 1, own = all >> 1;
+    const u32 x_s = smem_addr(narrow_smem) + all * STAGES * NARROW_X;
+    const u32 w_s = smem_addr(narrow_smem) + 2 * ROWS * STAGES * NARROW_X + group * CH * WEIGHTS;
     const int n0 = blockIdx.x * N, k0 = ((SHARED ? blockIdx.z * 2 : 0) + group) * CH * 64;
-    const i64 row0 = (i64)blockIdx.y * BLOCK;
+    // A row behind the last one is computed as that, and not stored.
+    const int row = blockIdx.y * ROWS + own, most = rows / BLOCK - 1;
+    const i64 row0 = (i64)min(row, most) * BLOCK;
     // Rows of 64 inputs as warpgroup MMAs take them: pieces of 16 bytes, swizzled.
-    for (int i = tid; i < N * 8; i += 128) {
+    for (int i = tid + own * 128; i < N * 8; i += 128 * ROWS) {
         const int o = i >> 3, p = i & 7;
         const elt* from = w + (i64)(n0 + o) * k + k0 + p * 8;
 #pragma unroll
@@ -41,43 +50,54 @@ template <int N, int CH, bool SHARED> DEV void narrow(const elt* x, const elt* w
         to[m] = x_s + t * 128 + ((p ^ (t & 7)) << 4);
         asm volatile("" : "+l"(from[m]), "+r"(to[m]));
     }
-    dep_wait();
-#pragma unroll
-    for (int c = 0; c < CH; c++) {
+    auto load = [&](int c) {
 #pragma unroll
         for (int m = 0; m < PIECES; m++)
-            if (m < PIECES - 1 || last) cp16(to[m] + c * NARROW_X, from[m] + c * 64, true);
+            if (m < PIECES - 1 || last) cp16(to[m] + c % STAGES * NARROW_X, from[m] + c * 64, true);
         cp_commit();
-    }
+    };
+    dep_wait();
+#pragma unroll
+    for (int c = 0; c < STAGES; c++) load(c);
     float acc[N / 2] = {};
     const u64 shape = (1ull << 16) | (64ull << 32) | (1ull << 62);
     // Two steps, once no more than `cp_wait` says of those after them are still in flight: a fence and a barrier cost what a
     // step does.
     auto two = [&](int first) {
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+        // All who copied weights, which are the same for both rows.
+        asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(128 * ROWS) : "memory");
         group_fence();
 #pragma unroll
         for (int c = first; c < first + 2; c++) {
-            const u64 a = (u64)((x_s + c * NARROW_X) >> 4) | shape, v = (u64)((w_s + c * WEIGHTS) >> 4) | shape;
+            const u64 a = (u64)((x_s + c % STAGES * NARROW_X) >> 4) | shape, v = (u64)((w_s + c * WEIGHTS) >> 4) | shape;
 #pragma unroll
             for (int q = 0; q < 4; q++) group_mma<N>(acc, a + 2 * q, v + 2 * q, c > 0 || q > 0);
         }
         group_commit();
     };
-    if constexpr (CH == 8) { cp_wait<6>(); two(0); cp_wait<4>(); two(2); }
+    // Steps behind those that there is room for, once what was in their place is multiplied.
+    auto refill = [&](int first) {
+        group_wait();
+        asm volatile("bar.sync %0, 128;" ::"r"(all + 3) : "memory");
+        load(first);
+        load(first + 1);
+    };
+    if constexpr (CH == 8 && STAGES == 8) { cp_wait<6>(); two(0); cp_wait<4>(); two(2); }
+    if constexpr (CH == 8 && STAGES == 4) { cp_wait<2>(); two(0); refill(4); cp_wait<2>(); two(2); refill(6); }
     if constexpr (CH >= 4) { cp_wait<2>(); two(CH - 4); }
     cp_wait<0>();
     two(CH - 2);
     group_wait();
     __syncthreads();
     // Each warpgroup adds up half of the outputs.
-    float* sums = (float*)narrow_smem + tid;
+    float* sums = (float*)narrow_smem + own * N / 2 * 128 + tid;
 #pragma unroll
     for (int i = 0; i < HALF; i++) sums[((1 - group) * HALF + i) * 128] = group ? acc[i] : acc[HALF + i];
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < HALF; i++) acc[i] = (group ? acc[HALF + i] : acc[i]) + sums[(group * HALF + i) * 128];
+    if (row > most) return;
     const int f0 = warp * 16 + (lane >> 2);
 #pragma unroll
     for (int e = 0; e < 2; e++) {
@@ -98,11 +118,17 @@ template <int N, int CH, bool SHARED> DEV void narrow(const elt* x, const elt* w
         }
     }
 }
-// names: outputs of a block, then inputs; of those that share the inputs, of one of them
-#define NARROW(NAME, N, CH, SHARED) \
-    KERNEL __launch_bounds__(256) NAME(const elt* x, const elt* w, const float* bias, void* y, i64 stride, int n, int k, int activate) { narrow<N, CH, SHARED>(x, w, bias, y, stride, n, k, activate); }
-NARROW(narrow_48x1024, 48, 8, false)
-NARROW(narrow_32x1024, 32, 8, false)
-NARROW(shared_64x256, 64, 2, true)
-NARROW(shared_64x512, 64, 4, true)
+// names: outputs of a block, then inputs; of those that share the inputs, of one of them; then rows of chunks, if two
+#define NARROW(NAME, N, CH, SHARED, ROWS) \
+    KERNEL __launch_bounds__(256 * ROWS) NAME(const elt* x, const elt* w, const float* bias, void* y, i64 stride, int rows, int n, int k, int activate) { \
+        narrow<N, CH, SHARED, ROWS>(x, w, bias, y, stride, rows, n, k, activate); \
+    }
+NARROW(narrow_48x1024, 48, 8, false, 1)
+NARROW(narrow_32x1024, 32, 8, false, 1)
+NARROW(shared_64x256, 64, 2, true, 1)
+NARROW(shared_64x512, 64, 4, true, 1)
+NARROW(narrow_48x1024_2, 48, 8, false, 2)
+NARROW(narrow_32x1024_2, 32, 8, false, 2)
+NARROW(shared_64x256_2, 64, 2, true, 2)
+NARROW(shared_64x512_2, 64, 4, true, 2)
 #endif
