@@ -15,7 +15,7 @@
 //! - **Children give way to the gateway's own threads** ([`Share`]): each computes its utterance as fast as it can, so
 //!   200 calls start bursts of them. At the same priority a thread that has a packet to send may wait for a slice of
 //!   every child that is ahead of it.
-//! - **A child is started by the path of its program** ([`located`]), which copies nothing of the gateway. By its name it was a fork:
+//! - **A child is started by the path of its program** ([`confined`]), which copies nothing of the gateway. By its name it was a fork:
 //!   while that copies page tables no thread of the gateway gets memory, and afterwards each of them faults at every page that it
 //!   writes. On 16 hardware threads, 200 calls that speak, packets were 14 ms late at the 99th percentile and are 1.7 now.
 //! - **The device thread waits only when there is nothing else**: a step reads what is there and, only if no
@@ -32,7 +32,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use self::child::{Child, Length, Share, located};
+use self::child::{Child, Length, Share};
 use self::voices::Catalogue;
 use self::words::{Aligner, Task};
 use super::{
@@ -144,8 +144,6 @@ struct Manner {
 /// The `espeak-ng` voice.
 pub struct Espeak {
     config: Config,
-    /// [`Config::program`], where it lies.
-    program: PathBuf,
     caps: Caps,
     catalogue: Catalogue,
     open: HashMap<Slot, Child>,
@@ -167,16 +165,15 @@ impl Espeak {
     /// [`SynthError::Device`] when the program is missing (the message names the package to install) or does
     /// not work; [`SynthError::UnknownVoice`] when it has no voice `config.voice`.
     pub fn new(config: Config) -> Result<Self, SynthError> {
-        let program = located(&config.program);
-        let catalogue = Catalogue::load(&program)?;
+        let catalogue = Catalogue::load(&config.program)?;
         catalogue.resolve(&config.voice)?;
         let slots = config.slots.max(1);
         let limits = EngineLimits::of_one_stage(slots, slots.min(32));
         let caps = Caps { name: NAME, device: "cpu".into(), limits };
-        let aligner = Aligner::new(program.clone());
+        let aligner = Aligner::new(config.program.clone());
         let (open, warm, dead) = (HashMap::new(), VecDeque::new(), Vec::new());
         let (factors, levels) = (HashMap::new(), HashMap::new());
-        let mut espeak = Self { config, program, caps, catalogue, open, warm, dead, aligner, factors, levels };
+        let mut espeak = Self { config, caps, catalogue, open, warm, dead, aligner, factors, levels };
         let default = espeak.manner(None, None, 1.0)?;
         espeak.keep_warm(&default)?;
         espeak.factor(&default);
@@ -226,7 +223,7 @@ impl Espeak {
         }
         let manner = Manner { words_per_minute: WORDS_PER_MINUTE as u32, ..manner.clone() };
         let spoken =
-            words::speak(&self.program, &manner, reference(&manner.voice), Share::Live, &AtomicBool::new(false));
+            words::speak(&self.config.program, &manner, reference(&manner.voice), Share::Live, &AtomicBool::new(false));
         let measured = spoken.and_then(|pcm| loudness::measure(&pcm, crate::audio::RATE));
         let factor = measured.map_or(1.0, |measured| loudness::factor(wanted, measured));
         self.factors.insert(manner.voice, factor);
@@ -246,7 +243,7 @@ impl Espeak {
 
     /// A child for live work.
     fn start(&self, manner: &Manner) -> Result<Child, SynthError> {
-        Child::start(&self.program, manner, Share::Live)
+        Child::start(&self.config.program, manner, Share::Live)
     }
 
     fn bury(&mut self, mut child: Child) {
@@ -266,7 +263,7 @@ impl Synthesizer for Espeak {
     }
 
     fn identity(&self) -> Option<Identity> {
-        let version = voices::list(&self.program, "--version").ok()?;
+        let version = voices::list(&self.config.program, "--version").ok()?;
         let Config { program, voice, loudness, .. } = &self.config;
         Some(Identity::of_program(format!("espeak {} {version} {voice} {loudness:?}", program.display())))
     }
@@ -284,7 +281,7 @@ impl Synthesizer for Espeak {
         let mut child = match utterance.class {
             Class::Live => self.take(&manner)?,
             // A child computes as soon as it has its text, whatever steps are run: batch must give way by itself.
-            Class::Batch => Child::start(&self.program, &manner, Share::Batch)?,
+            Class::Batch => Child::start(&self.config.program, &manner, Share::Batch)?,
         };
         if child.say(&text).is_err() {
             // It died between the check and now: one new one, and if that fails too the program is broken.

@@ -121,6 +121,12 @@ pub const METRICS: &[Metric] = &[
     counter("antiphon_preemptions_total", &[], "Batch utterances that gave way to live ones"),
     histogram("antiphon_step_seconds", &["stage"], FINE, "Device time of one step"),
     histogram(
+        "antiphon_background_cpu_seconds",
+        &[],
+        FINE,
+        "CPU time of child processes that give way to everything else: those of batch, and those that find word times",
+    ),
+    histogram(
         "antiphon_slack_seconds",
         &[],
         SLACK,

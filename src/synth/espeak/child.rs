@@ -64,17 +64,19 @@ impl Share {
 /// What it gets of the gateway's environment, which holds secrets.
 const KEPT: [&str; 7] = ["PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "ESPEAK_DATA_PATH"];
 
-/// `command` with the environment that it needs and no more.
-pub(super) fn confined(command: &mut Command) -> &mut Command {
-    command.env_clear().envs(std::env::vars_os().filter(|(name, _)| KEPT.iter().any(|kept| name == kept)))
-}
-
-/// Where a program that is named without a folder lies, by `PATH`; `program` itself where it is in none.
+/// What starts `program`: by its path, with the environment that it needs and no more.
 ///
 /// # Why
 /// A program that is still to be looked for is started by `fork` where it gets an environment of its own, and that copies the
 /// gateway's page tables each time: the standard library has `posix_spawn` do it only where its path is known.
-pub(super) fn located(program: &Path) -> PathBuf {
+pub(super) fn confined(program: &Path) -> Command {
+    let mut command = Command::new(located(program));
+    command.env_clear().envs(std::env::vars_os().filter(|(name, _)| KEPT.iter().any(|kept| name == kept)));
+    command
+}
+
+/// Where a program that is named without a folder lies, by `PATH`; `program` itself where it is in none.
+fn located(program: &Path) -> PathBuf {
     let is_program =
         |path: &PathBuf| path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0);
     let found = || {
@@ -120,9 +122,9 @@ pub(super) struct Child {
     bytes: Vec<u8>,
     wav: Option<Converter>,
     ended: bool,
-    /// Since when reads have brought nothing, and for how long they may.
+    /// Since when reads have brought nothing.
     silent_since: Option<Instant>,
-    patience: Duration,
+    share: Share,
     /// Who wants to know how many samples all of its speech has.
     length: Option<Length>,
 }
@@ -136,7 +138,7 @@ impl Child {
         let broken = |e: io::Error| SynthError::Utterance(format!("espeak-ng: {e}"));
         let (ours, theirs) = UnixStream::pair().map_err(broken)?;
         ours.set_nonblocking(true).map_err(broken)?;
-        let mut process = confined(&mut Command::new(program))
+        let mut process = confined(program)
             .args(["--stdout", "--stdin", "-b", "1", "-s"])
             .arg(manner.words_per_minute.to_string())
             .arg("-v")
@@ -157,7 +159,7 @@ impl Child {
             wav: None,
             ended: false,
             silent_since: None,
-            patience: share.patience(),
+            share,
             length: None,
         })
     }
@@ -218,8 +220,8 @@ impl Child {
             return Ok(());
         }
         let since = *self.silent_since.get_or_insert(now);
-        if now.saturating_duration_since(since) > self.patience {
-            return Err(format!("gave no audio for {:?}", self.patience));
+        if now.saturating_duration_since(since) > self.share.patience() {
+            return Err(format!("gave no audio for {:?}", self.share.patience()));
         }
         Ok(())
     }
@@ -262,10 +264,7 @@ impl Child {
                 }
                 None if self.ended => {
                     // Nothing to say (punctuation only) is no audio at all; a killed program is a failure.
-                    let status = self.process.wait().map_err(|e| e.to_string())?;
-                    if !status.success() {
-                        return Err(format!("ended with {status}"));
-                    }
+                    self.reap()?;
                     self.bytes.clear();
                     return Ok(Vec::new());
                 }
@@ -280,12 +279,20 @@ impl Child {
         let last = self.ended && self.bytes.len() < 2;
         if last {
             self.bytes.clear();
-            let status = self.process.wait().map_err(|e| e.to_string())?;
-            if !status.success() {
-                return Err(format!("ended with {status}"));
-            }
+            self.reap()?;
         }
-        wav.take(last)
+        self.wav.as_mut().map_or(Ok(Vec::new()), |wav| wav.take(last))
+    }
+
+    /// Waits for a process that has given all it has.
+    fn reap(&mut self) -> Result<(), String> {
+        if self.share == Share::Batch
+            && let Some(used) = cpu_time(self.process.id())
+        {
+            metrics::histogram!("antiphon_background_cpu_seconds").record(used.as_secs_f64());
+        }
+        let status = self.process.wait().map_err(|e| e.to_string())?;
+        if status.success() { Ok(()) } else { Err(format!("ended with {status}")) }
     }
 
     pub(super) fn kill(&mut self) {
@@ -307,6 +314,12 @@ impl Child {
     pub(super) fn wait(&mut self) {
         let _ = self.process.wait();
     }
+}
+
+/// What a process that has not been reaped has computed; `None` where the kernel keeps no such account.
+fn cpu_time(process: u32) -> Option<Duration> {
+    let account = std::fs::read_to_string(format!("/proc/{process}/schedstat")).ok()?;
+    account.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
 }
 
 /// Sample rate and offset of the data, once they are there.
@@ -427,19 +440,38 @@ mod tests {
 
     #[test]
     fn a_process_gets_no_secret_of_the_gateway() {
-        let mut command = Command::new("true");
-        command.env("ANTIPHON_HTTP__TOKENS", "secret");
-        let names: Vec<_> = confined(&mut command).get_envs().map(|(name, _)| name.to_owned()).collect();
-        assert!(names.iter().all(|name| KEPT.iter().any(|kept| name == kept)), "{names:?}");
+        let shown = confined(Path::new("env")).output().expect("a program of every system").stdout;
+        let shown = String::from_utf8_lossy(&shown);
+        let names: Vec<_> = shown.lines().filter_map(|line| Some(line.split_once('=')?.0)).collect();
+        assert!(!names.is_empty() && names.iter().all(|name| KEPT.contains(name)), "{names:?}");
     }
 
     #[test]
-    fn a_program_is_looked_for_once() {
-        let shell = located(Path::new("sh"));
+    fn a_program_is_started_by_its_path() {
+        let shell = confined(Path::new("sh"));
+        // What is named without a folder the standard library looks for in a forked process.
+        let shell = Path::new(shell.get_program());
         assert!(shell.is_absolute() && shell.ends_with("sh"), "{}", shell.display());
         for same in ["/bin/sh", "./sh", "no-such-program-at-all"] {
             assert_eq!(located(Path::new(same)), Path::new(same));
         }
+    }
+
+    #[test]
+    fn what_a_process_computes_is_known_until_it_is_reaped() {
+        let mut command = confined(Path::new("sh"));
+        command.args(["-c", "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done"]);
+        let mut process = command.stdout(Stdio::piped()).spawn().expect("a program of every system");
+        // Its output ends with it.
+        let ended = process.stdout.take().map(|mut output| output.read_to_end(&mut Vec::new()));
+        assert!(ended.is_some_and(|read| read.is_ok()));
+        let used = cpu_time(process.id());
+        process.wait().expect("it has ended");
+        match used {
+            Some(used) => assert!(used > Duration::from_millis(1), "{used:?}"),
+            None => antiphon_skip::skip("schedstat", "the kernel keeps no account of a process's time"),
+        }
+        assert_eq!(cpu_time(process.id()), None, "reaped");
     }
 
     #[test]

@@ -191,13 +191,6 @@ fn children_give_way_to_what_sends_packets() {
     }
 }
 
-#[test]
-fn a_child_is_started_without_a_copy_of_the_gateway() {
-    let Some(voice) = espeak() else { return };
-    // What is named without a folder the standard library looks for in a forked process.
-    assert!(voice.program.is_absolute(), "{}", voice.program.display());
-}
-
 /// Voices of different loudness come within a unit of each other, and of what is wanted, in what they say.
 #[test]
 fn voices_are_equally_loud() {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use super::child::{confined, limit};
 use crate::synth::{SynthError, VoiceInfo};
@@ -131,8 +131,8 @@ impl Catalogue {
 }
 
 pub(super) fn list(program: &Path, what: &str) -> Result<String, SynthError> {
-    let mut command = Command::new(program);
-    let command = confined(&mut command).arg(what).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut command = confined(program);
+    let command = command.arg(what).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let process = command.spawn().map_err(|e| missing(program, &e))?;
     limit(&process);
     let output = process.wait_with_output().map_err(|e| missing(program, &e))?;
