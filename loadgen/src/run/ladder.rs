@@ -3,18 +3,26 @@
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::caller::call::{CallError, Leg};
 use crate::clock;
 use crate::run::load::{self, Arrivals, Behaviour, Cycles, Load, Progress};
 use crate::run::report::{Knee, Level, Limits, Report};
-use crate::turns::corpus;
 use crate::turns::corpus::Text;
 use crate::turns::exchange::{Exchange, Plan, Turn};
+use crate::turns::stats::Numbers;
 use crate::under_test::process::Spawned;
+
+/// Calls that measure at once how long an open loop's calls take, where the gateway takes so many.
+const FIRST_CALLS: usize = 4;
+/// Texts that they speak at most, all together. Three drawn at random had made calls 1.4 times as long as they were, and so levels 1.4
+/// times as high as the calls at a time that they stood for.
+const FIRST_TEXTS: usize = 16;
 
 /// The levels of the published tables.
 pub const LEVELS: [u32; 9] = [4, 8, 12, 16, 20, 24, 32, 40, 48];
@@ -30,7 +38,7 @@ pub struct Options {
     pub duration: Duration,
     /// Open loop: calls arrive as a Poisson process instead of being held.
     pub open_loop: bool,
-    /// Open loop: calls per second for each unit of level; measured by one call when `None`.
+    /// Open loop: calls per second for each unit of level; measured by a few calls when `None`.
     pub rate: Option<f64>,
     /// Turns of a call in the open loop.
     pub turns: RangeInclusive<u32>,
@@ -233,6 +241,9 @@ pub async fn died(plan: &Plan, spawned: &mut Option<Spawned>) -> Option<String> 
 
 /// Calls per second for each unit of level, so that the level is the mean number of calls at a time if the gateway
 /// keeps up: one over how long a call takes by itself.
+///
+/// # Errors
+/// Why no call could be opened.
 async fn arrival_rate(plan: &Arc<Plan>, options: &Options) -> Result<f64, CallError> {
     if !options.open_loop {
         return Ok(0.0);
@@ -240,26 +251,65 @@ async fn arrival_rate(plan: &Arc<Plan>, options: &Options) -> Result<f64, CallEr
     if let Some(rate) = options.rate {
         return Ok(rate);
     }
-    let leg = options.legs.first().map_or(Leg::Sip, |(leg, _)| *leg);
-    let turns = f64::from(*options.turns.start() + *options.turns.end()) / 2.0;
-    let start = clock::now();
-    let (mut exchange, _) = Exchange::open(plan.clone(), leg).await?;
-    let opened = clock::now();
-    let mut rng = <rand::rngs::StdRng as rand::SeedableRng>::seed_from_u64(options.seed);
-    let tries = 3;
-    for _ in 0..tries {
-        let Some(text) = corpus::sample(&options.texts, &mut rng) else { break };
-        exchange.turn(text.text, None).await;
+    let texts = Arc::new(of_all_lengths(&options.texts));
+    let next = Arc::new(AtomicUsize::new(0));
+    let mut callers = JoinSet::new();
+    for n in 0..FIRST_CALLS.min(texts.len().max(1)) {
+        let leg = options.legs.get(n % options.legs.len().max(1)).map_or(Leg::Sip, |(leg, _)| *leg);
+        callers.spawn(first_call(plan.clone(), leg, texts.clone(), next.clone()));
     }
-    let turn = (clock::now() - opened).as_secs_f64() / f64::from(tries);
-    exchange.close().await;
+    let (mut setups, mut turns, mut failed) = (Numbers::default(), Numbers::default(), None);
+    while let Some(call) = callers.join_next().await {
+        match call {
+            Ok(Ok((setup, took))) => {
+                setups.add(setup.as_secs_f64());
+                took.iter().for_each(|turn| turns.add(turn.as_secs_f64()));
+            }
+            Ok(Err(error)) => failed = Some(error),
+            Err(_) => {}
+        }
+    }
+    let (setup, turn) = (setups.summary(), turns.summary());
+    if let Some(error) = failed.filter(|_| setup.count == 0) {
+        return Err(error);
+    }
+    let said = f64::from(*options.turns.start() + *options.turns.end()) / 2.0;
     let think = (options.think.0 + options.think.1) / 2.0;
-    Ok(1.0 / ((opened - start).as_secs_f64() + turns * (turn + think)).max(0.1))
+    Ok(1.0 / (setup.mean + said * (turn.mean + think)).max(0.1))
+}
+
+/// Speaks what is left of `texts` on a call; gives how long it took to open, and each turn.
+async fn first_call(
+    plan: Arc<Plan>,
+    leg: Leg,
+    texts: Arc<Vec<&'static Text>>,
+    next: Arc<AtomicUsize>,
+) -> Result<(Duration, Vec<Duration>), CallError> {
+    let start = clock::now();
+    let (mut exchange, _) = Exchange::open(plan, leg).await?;
+    let setup = clock::now() - start;
+    let mut took = Vec::new();
+    while let Some(text) = texts.get(next.fetch_add(1, Ordering::Relaxed)) {
+        let start = clock::now();
+        exchange.turn(text.text, None).await;
+        took.push(clock::now() - start);
+    }
+    exchange.close().await;
+    Ok((setup, took))
+}
+
+/// At most [`FIRST_TEXTS`] of `texts`, evenly by their length.
+fn of_all_lengths(texts: &[&'static Text]) -> Vec<&'static Text> {
+    let mut texts = texts.to_vec();
+    texts.sort_by_key(|text| text.text.chars().count());
+    let count = texts.len().min(FIRST_TEXTS);
+    (0..count).map(|n| texts[(2 * n + 1) * texts.len() / (2 * count)]).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::turns::corpus;
 
     /// Searches for a knee at `knee`; gives the levels measured and what was found.
     fn search(listed: &[u32], most: u32, knee: u32) -> (Vec<u32>, Knee) {
@@ -287,6 +337,20 @@ mod tests {
     #[test]
     fn doubling_goes_beyond_the_list_and_ends_at_the_most() {
         assert_eq!(search(&[4, 8], 50, 1_000), (vec![4, 8, 16, 32, 50], Knee { level: 50, broken_at: None }));
+    }
+
+    #[test]
+    fn a_few_of_many_texts_are_as_long_as_all() {
+        let mean = |texts: &[&Text]| {
+            texts.iter().map(|text| text.text.chars().count()).sum::<usize>() as f64 / texts.len() as f64
+        };
+        let all = corpus::select(&[], &[]);
+        let few = of_all_lengths(&all);
+        assert!(few.len() == FIRST_TEXTS && all.len() > FIRST_TEXTS);
+        assert!((mean(&few) / mean(&all) - 1.0).abs() < 0.05, "{} {}", mean(&few), mean(&all));
+        let english = corpus::select(&["en".to_owned()], &[]);
+        assert_eq!(of_all_lengths(&english).len(), english.len());
+        assert!(of_all_lengths(&[]).is_empty());
     }
 
     #[test]

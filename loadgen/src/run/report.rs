@@ -221,6 +221,8 @@ pub struct GatewayMetrics {
     pub refusals: BTreeMap<String, f64>,
     /// Device seconds by stage.
     pub stage_seconds: BTreeMap<String, f64>,
+    /// CPU seconds of processes that give way to everything else.
+    pub background_seconds: f64,
     /// Seconds that live streams held their slots, all together.
     pub holding_seconds: Option<f64>,
     /// The former name of `holding_seconds`, for one release.

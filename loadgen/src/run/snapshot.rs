@@ -98,6 +98,7 @@ impl Snapshot {
         GatewayMetrics {
             refusals: refused(&self.metrics).into_iter().filter_map(more).collect(),
             underruns: since("antiphon_underruns_total"),
+            background_seconds: since("antiphon_background_cpu_seconds_sum"),
             engine_rtf: (busy > 0.0 && speech > 0.0).then(|| busy / speech),
             stage_seconds,
             holding_seconds: held,

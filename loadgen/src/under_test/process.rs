@@ -22,6 +22,8 @@ pub struct Sample {
     pub at: Instant,
     /// CPU time so far, seconds.
     pub cpu: f64,
+    /// Of that what children used that have ended, seconds.
+    pub children: f64,
     /// Resident memory, octets.
     pub rss: u64,
 }
@@ -31,6 +33,9 @@ pub struct Sample {
 pub struct Usage {
     /// Cores busy on average.
     pub cores: f64,
+    /// Of these what children had that have ended.
+    #[serde(default)]
+    pub children: f64,
     /// Resident memory at the end, octets.
     pub rss: u64,
 }
@@ -49,22 +54,24 @@ impl Sample {
     /// What was used since `earlier`.
     pub fn since(&self, earlier: &Sample) -> Usage {
         let seconds = self.at.saturating_duration_since(earlier.at).as_secs_f64();
-        let cores = if seconds > 0.0 { (self.cpu - earlier.cpu).max(0.0) / seconds } else { 0.0 };
-        Usage { cores, rss: self.rss }
+        let cores = |used: f64| if seconds > 0.0 { used.max(0.0) / seconds } else { 0.0 };
+        let children = cores(self.children - earlier.children);
+        Usage { cores: cores(self.cpu - earlier.cpu), children, rss: self.rss }
     }
 
     fn read(folder: &str) -> Option<Sample> {
         let at = clock::now();
         let stat = std::fs::read_to_string(format!("{folder}/stat")).ok()?;
         // utime, stime and the same of children that ended (a voice that is a child process per utterance).
-        let ticks = ticks(&stat, 11..15)?;
+        let cpu = |fields| ticks(&stat, fields).map(|ticks| ticks as f64 / TICKS);
+        let (own, children) = (cpu(11..13)?, cpu(13..15)?);
         let status = std::fs::read_to_string(format!("{folder}/status")).ok()?;
         let rss = status
             .lines()
             .find_map(|l| l.strip_prefix("VmRSS:"))
             .and_then(|v| v.split_whitespace().next()?.parse::<u64>().ok())
             .unwrap_or(0);
-        Some(Sample { at, cpu: ticks as f64 / TICKS, rss: rss * 1024 })
+        Some(Sample { at, cpu: own + children, children, rss: rss * 1024 })
     }
 }
 

@@ -14,7 +14,17 @@ use crate::run::report::{GatewayMetrics, Limits};
 use crate::turns::stats::{Numbers, Spread, Summary};
 use crate::under_test::process::{Host, Usage};
 
-/// A level of `n` calls on a gateway that takes 0.1 cores and 3 % of one for each call, its busiest thread 0.2 % of one.
+/// What `calls` use of what one uses `one` of.
+fn used(one: f64, calls: f64) -> f64 {
+    one * calls.powf(0.8)
+}
+
+/// As many calls as use `limit`.
+fn using(limit: f64, one: f64) -> f64 {
+    (limit / one).powf(1.0 / 0.8)
+}
+
+/// A level of `n` calls on a gateway that takes 4 % of a core for the first call, the generator 2 %, its busiest thread 0.2 % of one.
 /// Each call has a turn of 2 s of speech every 4 s, which holds a place for 0.5 s.
 fn level(n: u32, mode: &str) -> Level {
     let calls = f64::from(n);
@@ -26,9 +36,9 @@ fn level(n: u32, mode: &str) -> Level {
         audio_s_per_s: calls * 0.5,
         first_audio: Summary { p50: 0.05, ..Summary::default() },
         service: Summary { mean: 2.1, ..Summary::default() },
-        gateway: Some(Usage { cores: 0.1 + 0.02 * calls, rss: 0 }),
-        generator: Some(Usage { cores: 0.01 * calls, rss: 0 }),
-        busiest_thread: Some(0.002 * calls),
+        gateway: Some(Usage { cores: used(0.04, calls), ..Usage::default() }),
+        generator: Some(Usage { cores: used(0.02, calls), ..Usage::default() }),
+        busiest_thread: Some(used(0.002, calls)),
         others: Some(0.0),
         offered: (mode == "open").then_some(calls / 4.0),
         turns_per_call: 1.0,
@@ -77,22 +87,81 @@ fn the_host_runs_out_where_its_cores_are_as_busy_as_they_may_be() {
     assert!((host_ceiling(4), host_ceiling(16)) == (3.58, 15.19));
     let mut report = report("closed", &[4, 8, 16, 48, 49], FAR);
     let alone = bound(&report, "cpu");
-    assert!((alone - (1.69 - 0.1) / 0.03).abs() < 1e-6, "{alone}");
+    assert!((alone - using(1.69, 0.06)).abs() < 1e-6, "{alone}");
     report.levels.iter_mut().for_each(|l| l.others = Some(0.3));
-    assert!((bound(&report, "cpu") - (alone - 10.0)).abs() < 1e-6, "others take their share");
+    assert!((bound(&report, "cpu") - using(1.69 - 0.3, 0.06)).abs() < 1e-6, "others take their share");
     report.levels.iter_mut().for_each(|l| l.others = Some(1.9));
-    assert!((bound(&report, "cpu") - (1.69 / 2.0 - 0.1) / 0.03).abs() < 1e-6, "but no more than that");
-    report.levels.iter_mut().for_each(|l| l.others = Some(0.6));
+    assert!((bound(&report, "cpu") - using(1.69 / 2.0, 0.06)).abs() < 1e-6, "but no more than that");
+    report.levels[0].others = Some(0.0);
+    assert!((bound(&report, "cpu") - using(1.69 / 2.0, 0.06)).abs() < 1e-6, "as at most levels");
+    report.levels.iter_mut().for_each(|l| l.others = Some(0.8));
     let verdict = verdict(&report).unwrap();
-    assert!(!verdict.holds && verdict.text.contains("found 48, -31 %"), "{verdict:?}");
+    assert!(!verdict.holds && verdict.text.contains("found 48, -39 %"), "{verdict:?}");
+}
+
+#[test]
+fn what_gives_way_may_use_nearly_all_cores_and_what_runs_at_the_lowest_priority_any() {
+    let mut report = report("closed", &[4, 8, 16, 48, 49], FAR);
+    // Of the 4 % of a core 3 are a voice's processes, and 2 of these find out when words sound.
+    report.levels.iter_mut().for_each(|l| {
+        let calls = f64::from(l.level);
+        l.gateway = Some(Usage { cores: used(0.04, calls), children: used(0.03, calls), ..Usage::default() });
+    });
+    let all = bound(&report, "cpu");
+    assert!((all - using(2.0 * ALL, 0.06)).abs() < 1e-6, "{all}");
+    let background = |l: &Level| used(0.02, f64::from(l.level)) * l.seconds;
+    report.levels.iter_mut().for_each(|l| l.metrics.background_seconds = background(l));
+    let all = bound(&report, "cpu");
+    assert!((all - using(2.0 * ALL, 0.04)).abs() < 1e-6, "{all}");
+    // Threads that send frames want more of it.
+    report
+        .levels
+        .iter_mut()
+        .for_each(|l| l.generator = Some(Usage { cores: used(0.1, f64::from(l.level)), ..Usage::default() }));
+    let due = bound(&report, "cpu");
+    assert!((due - using(1.69, 0.11)).abs() < 1e-6, "{due}");
+}
+
+/// Two cores, the default voice (`tests/bench/README.md`): calls, turns, cores of the gateway, of its children, of the generator, and
+/// of what gives way. 132 calls passed.
+#[test]
+fn calls_that_cost_less_the_more_there_are_are_foreseen() {
+    let measured = [
+        (4, 6, 0.130, 0.067, 0.030, 0.043),
+        (8, 11, 0.250, 0.141, 0.048, 0.099),
+        (12, 12, 0.283, 0.144, 0.062, 0.091),
+        (16, 21, 0.428, 0.239, 0.085, 0.158),
+        (20, 29, 0.521, 0.286, 0.103, 0.194),
+        (24, 32, 0.621, 0.347, 0.121, 0.235),
+        (32, 47, 0.802, 0.455, 0.145, 0.309),
+        (40, 60, 0.997, 0.586, 0.169, 0.391),
+        (48, 71, 1.152, 0.698, 0.181, 0.468),
+        (132, 194, 1.640, 0.858, 0.308, 0.372),
+        (144, 270, 1.639, 0.802, 0.337, 0.243),
+    ];
+    let levels: Vec<u32> = measured.iter().map(|m| m.0).collect();
+    let mut report = report("closed", &levels, Knee { level: 132, broken_at: Some(144) });
+    for (l, (_, turns, cores, children, generator, background)) in report.levels.iter_mut().zip(measured) {
+        (l.turns, l.seconds) = (turns, 5.8);
+        l.gateway = Some(Usage { cores, children, ..Usage::default() });
+        l.generator = Some(Usage { cores: generator, ..Usage::default() });
+        l.metrics.background_seconds = background * l.seconds;
+    }
+    let predicted = predict(&report).unwrap();
+    assert_eq!((predicted.bound, predicted.from.len()), ("cpu", 9), "{predicted:?}");
+    assert!((predicted.capacity / 132.0 - 1.0).abs() < CLOSE, "{predicted:?}");
 }
 
 #[test]
 fn one_thread_runs_out_before_all_cores_do() {
     let mut report = report("closed", &[4, 8, 16, 48, 49], FAR);
     report.host.cores = 64;
-    assert!((bound(&report, "thread") - THREAD_CEILING / 0.002).abs() < 1e-6);
+    assert!((bound(&report, "thread") - using(THREAD_CEILING, 0.002)).abs() < 1e-6);
+    report.levels.iter_mut().for_each(|l| l.busiest_thread = Some(used(0.05, f64::from(l.level))));
     assert_eq!(predict(&report).unwrap().bound, "thread");
+    // What grows evenly, as far as two levels tell, will not go on to.
+    report.levels.iter_mut().for_each(|l| l.busiest_thread = Some(0.002 * f64::from(l.level)));
+    assert!(bound(&report, "thread") > THREAD_CEILING / 0.002);
 }
 
 /// Levels as measured on one H200 (turns of 3 s; `tests/gpu/LOG.md`, "New turns begin together"): calls, first audio p95,
@@ -110,7 +179,8 @@ fn h200(threads_told_apart: bool, sustained: f64) -> Report {
         let mut level = level(calls, "closed");
         (level.first_audio.p95, level.turns, level.seconds) = (p95, (2.1 * n) as u64, 9.0);
         level.speech = Summary { mean: 3.1, ..Summary::default() };
-        (level.gateway, level.generator) = (Some(Usage { cores, rss: 0 }), Some(Usage { cores: 0.0027 * n, rss: 0 }));
+        (level.gateway, level.generator) =
+            (Some(Usage { cores, ..Usage::default() }), Some(Usage { cores: 0.0027 * n, ..Usage::default() }));
         let (busiest, device) = if threads_told_apart { (0.0008 * n, Some(thread)) } else { (thread, None) };
         (level.busiest_thread, level.device_thread) = (Some(busiest), device);
         level.metrics.stage_seconds = [("decode".to_owned(), 3.0), ("flow".to_owned(), steps * 9.0 - 3.0)].into();
@@ -135,8 +205,8 @@ fn a_thread_that_waits_for_its_device_is_not_what_runs_out() {
     }
     // A thread that does work of its own still is one.
     let mut report = h200(true, 290.0);
-    report.levels.iter_mut().for_each(|l| l.busiest_thread = Some(0.004 * f64::from(l.level)));
-    assert!((bound(&report, "thread") - 200.0).abs() < 1e-6);
+    report.levels.iter_mut().for_each(|l| l.busiest_thread = Some(used(0.01, f64::from(l.level))));
+    assert!((bound(&report, "thread") - using(THREAD_CEILING, 0.01)).abs() < 1e-6);
 }
 
 #[test]
