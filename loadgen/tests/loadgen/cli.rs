@@ -79,8 +79,8 @@ fn a_report_becomes_a_page_and_a_size() {
         service: Summary { count: 10, mean: 4.5, ..Summary::default() },
         audio_s_per_s: f64::from(n) * 0.8,
         chars_per_s: f64::from(n) * 12.0,
-        gateway: Some(Usage { cores: f64::from(n) * 0.03, rss: 50_000_000, ..Usage::default() }),
-        generator: Some(Usage { cores: f64::from(n) * 0.005, rss: 50_000_000, ..Usage::default() }),
+        gateway: Some(Usage { cores: f64::from(n).powf(0.8) * 0.065, rss: 50_000_000, ..Usage::default() }),
+        generator: Some(Usage { cores: f64::from(n).powf(0.8) * 0.011, rss: 50_000_000, ..Usage::default() }),
         ..Level::default()
     };
     let report = Report {
