@@ -2,6 +2,7 @@
 
 mod age;
 
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -28,6 +29,13 @@ pub fn cpu() -> Option<Duration> {
     let ticks = fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?;
     // The kernel counts in hundredths for every program, whatever its own clock.
     Some(Duration::from_millis(ticks * 10))
+}
+
+/// Processor time so far of the thread, or of the process of one thread, whose folder in `/proc` this is; `None` where it is gone or the
+/// kernel keeps no such account (`schedstat`, nanoseconds).
+pub fn cpu_of(task: &Path) -> Option<Duration> {
+    let account = std::fs::read_to_string(task.join("schedstat")).ok()?;
+    account.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
 }
 
 /// A day by UTC, leap seconds aside.

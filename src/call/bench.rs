@@ -223,17 +223,16 @@ fn meta(n: usize) -> CallMeta {
     }
 }
 
-/// CPU time of the media threads so far, by the scheduler's account in nanoseconds.
+/// CPU time of the media threads so far.
 fn media_cpu() -> std::io::Result<Duration> {
-    let mut total = 0;
+    let mut total = Duration::ZERO;
     for task in std::fs::read_dir("/proc/self/task")? {
         let path = task?.path();
         // A thread may end between the two reads.
         let name = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
         if name.starts_with("media-") {
-            let account = std::fs::read_to_string(path.join("schedstat")).unwrap_or_default();
-            total += account.split_whitespace().next().and_then(|ns| ns.parse::<u64>().ok()).unwrap_or(0);
+            total += clock::cpu_of(&path).unwrap_or_default();
         }
     }
-    Ok(Duration::from_nanos(total))
+    Ok(total)
 }

@@ -218,7 +218,7 @@ impl<'a> Light<'a> {
         self.used.last().and_then(|l| l.metrics.sustainable()).filter(|c| *c > 0.0 && self.speech > 0.0)
     }
 
-    /// Calls at a time that use up `limit` of something, and what each uses at the last level. What `n` of them use is taken to be
+    /// Calls at a time that use up `limit` (above 0) of something, and what each uses at the last level. What `n` of them use is taken to be
     /// `a n^b`, `b` in [`POWERS`]: least squares of the logarithms, each level by its turns.
     ///
     /// # Why
@@ -237,7 +237,7 @@ impl<'a> Light<'a> {
             true => (mean(&|p| (p.0.ln() - mx) * (p.1.ln() - my)) / spread).clamp(*POWERS.start(), *POWERS.end()),
             false => *POWERS.end(),
         };
-        (limit > 0.0).then(|| ((mx + (limit.ln() - my) / power).exp(), used / last))
+        Some(((mx + (limit.ln() - my) / power).exp(), used / last))
     }
 
     /// The load of which `calls` at a time are the most that can be borne: less than that in an open loop.

@@ -17,6 +17,7 @@ use rustix::process::{Pid, getpriority_process, setpriority_process};
 use super::voices::missing;
 use super::{Manner, STALLED, STARVED};
 use crate::audio::{FRAME_SAMPLES, RATE, from_i16};
+use crate::clock;
 use crate::synth::{Outcome, Progress, Slot, Stage, Stages, SynthError};
 
 /// Most bytes that one step converts for one child: a second of speech, so that the step stays bounded.
@@ -264,7 +265,7 @@ impl Child {
                 }
                 None if self.ended => {
                     // Nothing to say (punctuation only) is no audio at all; a killed program is a failure.
-                    self.reap()?;
+                    reap(&mut self.process, self.share)?;
                     self.bytes.clear();
                     return Ok(Vec::new());
                 }
@@ -279,20 +280,9 @@ impl Child {
         let last = self.ended && self.bytes.len() < 2;
         if last {
             self.bytes.clear();
-            self.reap()?;
+            reap(&mut self.process, self.share)?;
         }
-        self.wav.as_mut().map_or(Ok(Vec::new()), |wav| wav.take(last))
-    }
-
-    /// Waits for a process that has given all it has.
-    fn reap(&mut self) -> Result<(), String> {
-        if self.share == Share::Batch
-            && let Some(used) = cpu_time(self.process.id())
-        {
-            metrics::histogram!("antiphon_background_cpu_seconds").record(used.as_secs_f64());
-        }
-        let status = self.process.wait().map_err(|e| e.to_string())?;
-        if status.success() { Ok(()) } else { Err(format!("ended with {status}")) }
+        wav.take(last)
     }
 
     pub(super) fn kill(&mut self) {
@@ -316,10 +306,20 @@ impl Child {
     }
 }
 
-/// What a process that has not been reaped has computed; `None` where the kernel keeps no such account.
+/// Waits for a process that has given all it has.
+fn reap(process: &mut process::Child, share: Share) -> Result<(), String> {
+    if share == Share::Batch
+        && let Some(used) = cpu_time(process.id())
+    {
+        metrics::histogram!("antiphon_background_cpu_seconds").record(used.as_secs_f64());
+    }
+    let status = process.wait().map_err(|e| e.to_string())?;
+    if status.success() { Ok(()) } else { Err(format!("ended with {status}")) }
+}
+
+/// What a process that has not been reaped has computed; it has one thread.
 fn cpu_time(process: u32) -> Option<Duration> {
-    let account = std::fs::read_to_string(format!("/proc/{process}/schedstat")).ok()?;
-    account.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
+    clock::cpu_of(Path::new(&format!("/proc/{process}")))
 }
 
 /// Sample rate and offset of the data, once they are there.

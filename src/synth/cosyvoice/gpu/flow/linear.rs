@@ -220,12 +220,12 @@ impl Linears {
     fn narrow_choices(&self, l: &Linear, shape: Shape, follow: bool) -> impl Iterator<Item = Choice> {
         let fits = shape.m <= SKINNY_ROWS && shape.m.is_multiple_of(self.block) && l.plain.is_some();
         let (n, k, count) = (l.n, l.k, if fits { self.narrow.len() } else { 0 });
-        let most = shape.m / self.block.max(1);
+        let rows = shape.m / self.block.max(1);
         let of = move |narrow: Narrow| {
             n.is_multiple_of(narrow.outputs)
                 && k == if narrow.shared { PARTS * narrow.inputs } else { narrow.inputs }
                 && (follow || !narrow.shared)
-                && (narrow.rows == 1 || most > 2)
+                && (narrow.rows == 1 || rows > 2)
         };
         (0..count).filter(move |&which| of(NARROW[which])).map(Choice::Narrow)
     }

@@ -16,15 +16,15 @@ DEV void narrow(const elt* x, const elt* w, const float* bias, void* y, i64 stri
     // Of two rows only four steps' activations have room beside the weights.
     constexpr int WEIGHTS = N * 128, HALF = N / 4, STAGES = ROWS == 1 || CH < 4 ? CH : 4;
     dep_go();
-    const int all = __shfl_sync(~0u, threadIdx.x >> 7, 0), tid = threadIdx.x & 127, lane = tid & 31, warp = tid >> 5;
+    const int warpgroup = __shfl_sync(~0u, threadIdx.x >> 7, 0), tid = threadIdx.x & 127, lane = tid & 31, warp = tid >> 5;
     // Which half of the inputs, and of which row.
-    const int group = all & 1, own = all >> 1;
-    const u32 x_s = smem_addr(narrow_smem) + all * STAGES * NARROW_X;
+    const int group = warpgroup & 1, own = warpgroup >> 1;
+    const u32 x_s = smem_addr(narrow_smem) + warpgroup * STAGES * NARROW_X;
     const u32 w_s = smem_addr(narrow_smem) + 2 * ROWS * STAGES * NARROW_X + group * CH * WEIGHTS;
     const int n0 = blockIdx.x * N, k0 = ((SHARED ? blockIdx.z * 2 : 0) + group) * CH * 64;
     // A row behind the last one is computed as that, and not stored.
-    const int row = blockIdx.y * ROWS + own, most = rows / BLOCK - 1;
-    const i64 row0 = (i64)min(row, most) * BLOCK;
+    const int row = blockIdx.y * ROWS + own, last_row = rows / BLOCK - 1;
+    const i64 row0 = (i64)min(row, last_row) * BLOCK;
     // Rows of 64 inputs as warpgroup MMAs take them: pieces of 16 bytes, swizzled.
     for (int i = tid + own * 128; i < N * 8; i += 128 * ROWS) {
         const int o = i >> 3, p = i & 7;
@@ -79,7 +79,7 @@ DEV void narrow(const elt* x, const elt* w, const float* bias, void* y, i64 stri
     // Steps behind those that there is room for, once what was in their place is multiplied.
     auto refill = [&](int first) {
         group_wait();
-        asm volatile("bar.sync %0, 128;" ::"r"(all + 3) : "memory");
+        asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 3) : "memory");
         load(first);
         load(first + 1);
     };
@@ -97,7 +97,7 @@ DEV void narrow(const elt* x, const elt* w, const float* bias, void* y, i64 stri
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < HALF; i++) acc[i] = (group ? acc[HALF + i] : acc[i]) + sums[(group * HALF + i) * 128];
-    if (row > most) return;
+    if (row > last_row) return;
     const int f0 = warp * 16 + (lane >> 2);
 #pragma unroll
     for (int e = 0; e < 2; e++) {
