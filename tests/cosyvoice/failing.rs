@@ -13,11 +13,13 @@ use antiphon::turn::Utterance;
 
 use crate::engine::{checkpoint, engine, speak, utterance};
 
-/// A backend whose `prepare_voice` fails as told and whose vocoder takes half of what there is; everything else is the
-/// CPU's.
+/// A backend whose `prepare_voice` fails as told, whose vocoder takes half of what there is, and whose flow goes ahead beside
+/// decoding; everything else is the CPU's.
 struct Short {
     cpu: CpuBackend,
     error: fn() -> Option<SynthError>,
+    /// Flow steps that went ahead.
+    ahead: u32,
     /// The other halves.
     kept: BTreeMap<Slot, backend::Vocoded>,
 }
@@ -59,6 +61,22 @@ impl Backend for Short {
 
     fn decode(&mut self, slots: &[Slot], rounds: u32, out: &mut Vec<backend::Decoded>) -> Result<(), SynthError> {
         self.cpu.decode(slots, rounds, out)
+    }
+
+    fn overlaps(&self) -> bool {
+        true
+    }
+
+    fn decode_beside_flow(
+        &mut self,
+        slot: Slot,
+        rounds: u32,
+        out: &mut Vec<backend::Decoded>,
+        flowed: &mut Vec<backend::Flowed>,
+    ) -> Result<(), SynthError> {
+        self.ahead += 1;
+        self.flow(&[slot], 1, flowed)?;
+        self.decode(&[slot], rounds, out)
     }
 
     fn flow_push(&mut self, slot: Slot, tokens: &[u32], last: bool) -> Result<(), SynthError> {
@@ -166,7 +184,7 @@ impl Probe for Short {
 fn short(error: fn() -> Option<SynthError>) -> CosyVoice<Short> {
     let config = Config::load(checkpoint()).expect("sizes");
     let cpu = CpuBackend::load(checkpoint(), Options::default()).expect("loads");
-    CosyVoice::new(Short { cpu, error, kept: BTreeMap::new() }, checkpoint(), config, Settings::default())
+    CosyVoice::new(Short { cpu, error, ahead: 0, kept: BTreeMap::new() }, checkpoint(), config, Settings::default())
         .expect("a voice")
 }
 
@@ -200,6 +218,31 @@ fn a_voice_without_memory_ends_its_utterance_and_no_other() {
 fn a_vocoder_that_takes_less_than_there_is_is_asked_again() {
     let spoken = utterance("Hello there, how are you?", 7);
     assert_eq!(speak(&mut short(|| None), &spoken), speak(&mut engine(), &spoken));
+}
+
+#[test]
+fn a_block_whose_flow_went_ahead_of_its_hop_sounds_the_same() {
+    let mut engine = engine();
+    let mut ahead = short(|| None);
+    for (text, seed) in [("Hello there, how are you?", 7), ("No.", 8)] {
+        let spoken = utterance(text, seed);
+        assert_eq!(speak(&mut ahead, &spoken), speak(&mut engine, &spoken), "{text}");
+    }
+    assert_eq!(ahead.backend_mut().ahead, 2, "one step of each");
+    let open = |ahead: &mut CosyVoice<Short>, slot| {
+        let ready = ahead.open(slot, &utterance("Hello there, how are you?", 7)).expect("opens");
+        assert!(ready.has(Stage::Prefill));
+        let mut out = Vec::new();
+        ahead.run(&Step { stage: Stage::Prefill, slots: vec![slot], rounds: 1 }, &mut out).expect("the device works");
+        for _ in 0..3 {
+            ahead
+                .run(&Step { stage: Stage::Decode, slots: vec![slot], rounds: 3 }, &mut out)
+                .expect("the device works");
+        }
+    };
+    open(&mut ahead, Slot(0));
+    open(&mut ahead, Slot(1));
+    assert_eq!(ahead.backend_mut().ahead, 3, "the second has company");
 }
 
 #[test]

@@ -277,6 +277,27 @@ pub trait Backend: Send {
     /// The device failed.
     fn flow(&mut self, slots: &[Slot], rounds: u32, out: &mut Vec<Flowed>) -> Result<(), SynthError>;
 
+    /// Whether decoding and flow run beside each other here, and the frames of a block are the same whether it is pushed with the
+    /// next one or before it: then [`Self::decode_beside_flow`] is worth while.
+    fn overlaps(&self) -> bool {
+        false
+    }
+
+    /// As [`Self::decode`] for one slot, beside one round of [`Self::flow`] for it. Not while a launched call is under way.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn decode_beside_flow(
+        &mut self,
+        slot: Slot,
+        rounds: u32,
+        out: &mut Vec<Decoded>,
+        flowed: &mut Vec<Flowed>,
+    ) -> Result<(), SynthError> {
+        self.flow(&[slot], 1, flowed)?;
+        self.decode(&[slot], rounds, out)
+    }
+
     /// Rounds of [`Self::flow`] after which nothing that was pushed is left to do for `slot`, if it is not slowed
     /// down by others: more are of no use. At most so many; not known: `u32::MAX`.
     fn flow_rounds(&self, _slot: Slot) -> u32 {

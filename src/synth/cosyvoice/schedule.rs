@@ -51,6 +51,8 @@ pub struct Hops {
     lookahead: u32,
     block: u32,
     ratio: u32,
+    /// Tokens that complete the prompt's last block.
+    pad: u32,
     next: u32,
     grown: u32,
     pushed: u32,
@@ -106,6 +108,7 @@ impl Hops {
             lookahead: config.flow.lookahead as u32,
             block,
             ratio: config.token_mel_ratio as u32,
+            pad,
             next,
             grown,
             pushed: 0,
@@ -137,6 +140,18 @@ impl Hops {
         Some(Chunk { from, to: tokens, frames: tokens.saturating_sub(done) * self.ratio, last: true })
     }
 
+    /// The part of the first chunk that completes the prompt's last block, where a whole block follows it in that chunk and
+    /// `tokens` decoded tokens allow it. To be asked before [`Self::next_chunk`]; a call that returns it counts it as pushed.
+    pub fn padding(&mut self, tokens: u32) -> Option<Chunk> {
+        let to = self.pad + self.lookahead;
+        if self.pushed > 0 || self.finished || self.next <= self.pad || tokens < to {
+            return None;
+        }
+        self.pushed = to;
+        self.next -= self.pad;
+        Some(Chunk { from: 0, to, frames: self.pad * self.ratio, last: false })
+    }
+
     /// Tokens that must have been decoded before the next chunk can go.
     pub fn wanted(&self) -> u32 {
         self.pushed.saturating_sub(self.lookahead).saturating_add(self.next + self.lookahead)
@@ -150,5 +165,50 @@ impl Hops {
     /// Tokens of a static block.
     pub fn block(&self) -> u32 {
         self.block
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::synth::cosyvoice::random;
+
+    /// Blocks of 25 tokens, three ahead, behind a prompt that lacks `pad` of a block; starts as early as it can.
+    fn hops(pad: u32) -> Hops {
+        let dir = tempfile::tempdir().expect("temp dir");
+        random::write_texts(dir.path(), random::Size::Full).expect("written");
+        let config = Config::load(dir.path()).expect("sizes");
+        Hops::new(HopPlan::early(), &config, 100 - pad)
+    }
+
+    #[test]
+    fn a_first_chunk_of_two_blocks_goes_in_two_parts_or_in_one() {
+        for pad in [0, 5] {
+            let (mut whole, mut parts) = (hops(pad), hops(pad));
+            let wanted = whole.wanted();
+            assert_eq!(wanted, pad + 25 + 3);
+            assert_eq!(parts.padding(pad + 2), None, "its look-ahead is not there");
+            let first = Chunk { from: 0, to: pad + 3, frames: 2 * pad, last: false };
+            assert_eq!(parts.padding(pad + 3), Some(first));
+            assert_eq!(parts.padding(pad + 3), None, "it goes once");
+            assert_eq!((parts.wanted(), parts.next_chunk(wanted - 1, false)), (wanted, None));
+            let (whole, rest) = (whole.next_chunk(wanted, false), parts.next_chunk(wanted, false));
+            assert_eq!(whole, Some(Chunk { from: 0, to: wanted, frames: 2 * (pad + 25), last: false }));
+            assert_eq!(rest, Some(Chunk { from: pad + 3, to: wanted, frames: 50, last: false }));
+        }
+    }
+
+    #[test]
+    fn a_first_chunk_of_one_block_goes_in_one_part() {
+        assert_eq!(hops(10).padding(13), None);
+        assert_eq!(hops(10).next_chunk(13, false), Some(Chunk { from: 0, to: 13, frames: 20, last: false }));
+    }
+
+    #[test]
+    fn an_utterance_that_ends_behind_its_first_part_ends_there() {
+        let mut hops = hops(0);
+        assert!(hops.padding(3).is_some());
+        assert_eq!(hops.next_chunk(3, true), Some(Chunk { from: 3, to: 3, frames: 6, last: true }));
+        assert_eq!((hops.padding(40), hops.next_chunk(40, true)), (None, None));
     }
 }

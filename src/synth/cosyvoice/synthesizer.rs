@@ -4,6 +4,7 @@
 //! plan, what each stage has left to do. Nothing of one utterance is visible to another: hop sizes, random numbers
 //! and thinning belong to the job.
 
+mod ahead;
 mod fit;
 mod job;
 mod named;
@@ -133,6 +134,8 @@ struct Run {
     hops: Hops,
     /// Euler steps left for what was pushed.
     pending: u32,
+    /// The first block of the hop was pushed, which none of these count yet.
+    ahead: bool,
     last_pushed: bool,
     /// Mel frames so far, and of those how many the vocoder has seen.
     frames: u32,
@@ -365,12 +368,14 @@ impl<B: Backend + Probe> CosyVoice<B> {
                     results.entry(slot).or_default().failed = self.decode_streamed(slot)?;
                 }
                 let mut out: Vec<Decoded> = Vec::with_capacity(together.len());
-                if !together.is_empty() {
+                if let Some(slot) = self.ahead(&together) {
+                    self.decode_ahead(slot, rounds, &mut out, results)?;
+                } else if !together.is_empty() {
                     self.backend.decode(&together, rounds, &mut out)?;
                 }
                 for result in out {
                     let made = results.entry(result.slot).or_default();
-                    made.failed = result.failed;
+                    made.failed = result.failed.or(made.failed.take());
                     let Some(job) = self.jobs.get_mut(&result.slot) else { continue };
                     if job.text.is_some() {
                         if made.failed.is_none() {

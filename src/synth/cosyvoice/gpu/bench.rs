@@ -239,7 +239,7 @@ impl Bench<'_> {
         let decode = by_kernel(device.timed(|| {
             device.fill_zero(scratch.ptr, scratch.bytes)?;
             device.note(HEAD_START, 0)?;
-            self.llm.decode(&slots, 1).map(drop)
+            self.llm.decode(&slots, 1, || ()).map(drop)
         })?);
         drop(scratch);
         all.push(("decode", self.with_floors(decode, width, visible * width)));
@@ -346,7 +346,7 @@ impl Bench<'_> {
             let mut times = Vec::new();
             for _ in 0..effort.repeats {
                 let from = clock::now();
-                self.llm.decode(&rows, effort.rounds)?;
+                self.llm.decode(&rows, effort.rounds, || ())?;
                 times.push(from.elapsed().as_secs_f64() / effort.rounds as f64);
             }
             let flops = 2.0 * active as f64 * width as f64;
@@ -462,7 +462,7 @@ impl Bench<'_> {
                         device.context.low_priority(|| this.acoustic.solver.flow.start(&rounds))?;
                     }
                     if decode {
-                        this.llm.decode(&[0], 13)?;
+                        this.llm.decode(&[0], 13, || ())?;
                     }
                     let front = from.elapsed().as_secs_f64();
                     device.context.wait_all()?;

@@ -127,12 +127,22 @@ impl Acoustic {
 
     /// [`super::Backend::launch_flow`].
     pub(super) fn launch_flow(&mut self, slots: &[Slot], rounds: u32) -> Result<bool, SynthError> {
-        // A full solve allocates and waits.
-        if self.flight.is_some() || self.solver.final_chunk == FinalChunk::Reference {
+        if self.flight.is_some() || !self.overlaps() {
             return Ok(false);
         }
         // What it reads was written in front.
         self.device.sync()?;
+        self.start_flight(slots, rounds)?;
+        Ok(true)
+    }
+
+    /// [`super::Backend::overlaps`]: a full solve allocates and waits.
+    pub(super) fn overlaps(&self) -> bool {
+        self.solver.final_chunk != FinalChunk::Reference
+    }
+
+    /// Launches a flow call while no other is in flight, whatever runs in front: what the call reads is there.
+    pub(super) fn start_flight(&mut self, slots: &[Slot], rounds: u32) -> Result<(), SynthError> {
         let mut call = self.take_slots(slots);
         let device = self.device.clone();
         if let Err(error) = device.context.low_priority(|| self.start_flow(&mut call, rounds)) {
@@ -140,7 +150,7 @@ impl Acoustic {
             return Err(error);
         }
         self.flight = Some(Flight { call: Call::Flow(call), since: clock::now() });
-        Ok(true)
+        Ok(())
     }
 
     fn take_slots(&mut self, slots: &[Slot]) -> FlowCall {

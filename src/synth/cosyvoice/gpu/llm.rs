@@ -343,8 +343,13 @@ impl Llm {
         words[most..].fill(0);
     }
 
-    /// `rounds` rounds for `slots`, one result each.
-    pub(super) fn decode(&mut self, slots: &[usize], rounds: usize) -> Result<Vec<Sampled>, GpuError> {
+    /// `rounds` rounds for `slots`, one result each. `meanwhile` is called once they are started, before they are waited for.
+    pub(super) fn decode(
+        &mut self,
+        slots: &[usize],
+        rounds: usize,
+        meanwhile: impl FnOnce(),
+    ) -> Result<Vec<Sampled>, GpuError> {
         let rounds = rounds.min(ROUNDS);
         let Some(width) = WIDTHS.into_iter().find(|&w| w >= slots.len()) else {
             return Err(GpuError::Model(format!("{} rows are more than a decode step takes", slots.len())));
@@ -357,6 +362,7 @@ impl Llm {
             }
         }
         self.results.fetch(slots.len() * ROUNDS * 4)?;
+        meanwhile();
         self.device.sync()?;
         Ok((0..slots.len()).map(|row| self.sampled(row, rounds)).collect())
     }

@@ -5,8 +5,8 @@
 //! architecture, [`compiler`] compiles it, [`facts`] is what the driver says of a device. [`context`] owns the driver's
 //! context and every wait, [`device`] memory and launches, [`units`] the sources and [`mirror`] the structs that they share
 //! with Rust, [`gemm`] products of matrices (GEMMs) and convolutions, [`lt`] the flow's large GEMMs, [`tuned`] what was found fastest,
-//! [`llm`], [`flow`] and [`hift`] one network each, [`solver`] streams through the flow, [`flight`] calls of the last two
-//! at low priority, [`slabs`] the flow's memory, [`slots`] what the host knows of each utterance and [`voices`] of each voice,
+//! [`llm`], [`flow`] and [`hift`] one network each, [`decode`] what rounds of the first mean to utterances, [`solver`] streams
+//! through the flow, [`flight`] calls of the last two at low priority, [`slabs`] the flow's memory, [`slots`] what the host knows of each utterance and [`voices`] of each voice,
 //! [`ledger`] who holds the device's memory, `faults` what tests make go wrong. [`whisper`] is a recogniser that may be
 //! loaded beside the voice.
 //!
@@ -37,6 +37,7 @@ pub mod bench;
 pub mod capacity;
 mod compiler;
 mod context;
+mod decode;
 mod device;
 mod facts;
 #[cfg(feature = "fault-injection")]
@@ -69,6 +70,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use self::bench::{Bench, Cost, Effort, KernelCost};
+use self::decode::decode_rounds;
 use self::device::Device;
 pub use self::device::{Elt, GpuError, absent, count, unusable};
 pub use self::facts::Facts;
@@ -448,33 +450,24 @@ impl Backend for GpuBackend {
     }
 
     fn decode(&mut self, slots: &[Slot], rounds: u32, out: &mut Vec<Decoded>) -> Result<(), SynthError> {
-        let first = out.len();
-        let mut rows = Vec::with_capacity(slots.len());
-        for (n, &slot) in slots.iter().enumerate() {
-            let state = self.acoustic.slots.get(&slot);
-            let failed = match state {
-                Some(state) if !state.prefilled => Some(SynthError::Utterance("decoded before its prefill".into())),
-                Some(_) => None,
-                None => Some(not_open()),
-            };
-            let ended = state.and_then(|s| s.ended);
-            if failed.is_none() && ended.is_none() {
-                rows.push((n, slot));
-            }
-            out.push(Decoded { slot, tokens: Vec::new(), ended, failed });
-        }
-        if rows.is_empty() {
-            return Ok(());
-        }
-        let numbers: Vec<usize> = rows.iter().map(|(_, s)| s.0 as usize).collect();
-        let sampled = self.llm.decode(&numbers, rounds as usize)?;
-        for ((n, slot), sampled) in rows.into_iter().zip(sampled) {
-            let Some(state) = self.acoustic.slots.get_mut(&slot) else { continue };
-            let result = &mut out[first + n];
-            (result.ended, result.failed) = state.sampled(&sampled);
-            result.tokens = sampled.tokens;
-        }
-        Ok(())
+        decode_rounds(&mut self.llm, &mut self.acoustic, slots, rounds, out, None)
+    }
+
+    fn overlaps(&self) -> bool {
+        self.acoustic.overlaps()
+    }
+
+    fn decode_beside_flow(
+        &mut self,
+        slot: Slot,
+        rounds: u32,
+        out: &mut Vec<Decoded>,
+        flowed: &mut Vec<Flowed>,
+    ) -> Result<(), SynthError> {
+        self.acoustic.catch_up()?;
+        // What the flow reads was written in front.
+        self.device.sync()?;
+        decode_rounds(&mut self.llm, &mut self.acoustic, &[slot], rounds, out, Some(flowed))
     }
 
     fn extends(&self) -> bool {

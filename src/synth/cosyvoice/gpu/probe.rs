@@ -143,7 +143,7 @@ impl Probe for GpuBackend {
         let sampling = sampling(None);
         self.llm.prefill(&[(slot, &sequence, &sampling)])?;
         loop {
-            self.llm.decode(&[slot], 1)?;
+            self.llm.decode(&[slot], 1, || ())?;
             let scores = self.llm.scores(0)?;
             let Some(next) = feed(Some(&scores)) else { return Ok(()) };
             let one = next.len() == 1;

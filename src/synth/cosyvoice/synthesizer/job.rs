@@ -16,6 +16,7 @@ impl Run {
             tokens: Vec::new(),
             hops: Hops::new(settings.hops, config, prompt),
             pending: 0,
+            ahead: false,
             last_pushed: false,
             frames: 0,
             vocoded: 0,
@@ -74,14 +75,22 @@ pub(super) fn take<B: Backend>(
     push(backend, slot, run)
 }
 
-/// Pushes every chunk that the tokens so far allow.
+/// Pushes every chunk that the tokens so far allow; where the backend can make use of it, the first block of a hop before that.
 pub(super) fn push<B: Backend>(backend: &mut B, slot: Slot, run: &mut Run) -> Result<(), SynthError> {
+    if backend.overlaps()
+        && let Some(chunk) = run.hops.padding(run.tokens.len() as u32)
+    {
+        let tokens = run.tokens.get(..chunk.to as usize).unwrap_or_default();
+        backend.flow_push(slot, tokens, false)?;
+        run.ahead = true;
+    }
     while let Some(chunk) = run.hops.next_chunk(run.tokens.len() as u32, run.decoded) {
         let tokens = run.tokens.get(chunk.from as usize..chunk.to as usize).unwrap_or_default();
         backend.flow_push(slot, tokens, chunk.last)?;
         run.last_pushed |= chunk.last;
         // How many steps these are is the backend's to say; that there are some is certain.
         run.pending += 1;
+        run.ahead = false;
     }
     Ok(())
 }
