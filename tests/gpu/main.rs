@@ -130,6 +130,14 @@ fn gemms_do_not_depend_on_the_batch() {
     }
 }
 
+/// As many scores as the full model has; also such as no model gives.
+#[test]
+fn sampling_draws_what_its_specification_does() {
+    let Some(_device) = device() else { return };
+    let found = gpu::sample_checks::disagreements(0, &hardware(), &full().llm).expect("sampling runs");
+    assert!(found.is_empty(), "{found:#?}");
+}
+
 /// What the language model's GEMMs cost with each kernel and tile configuration.
 #[test]
 #[ignore = "measures; run it on a quiet device"]

@@ -106,7 +106,7 @@ pub(super) struct Gemm {
 /// Most rows that go through `gemv`.
 pub(super) const NARROW: usize = 32;
 /// Most rows that do where there are warpgroup GEMMs.
-const SKINNY: usize = 16;
+pub(super) const SKINNY: usize = 16;
 /// Inputs up to which a skinny GEMM needs few registers.
 const SHORT: usize = 1024;
 /// Most shared memory that weights in flight may take, tiles of a block, and inputs, as in gemv.cu.

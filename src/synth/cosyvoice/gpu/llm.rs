@@ -5,13 +5,18 @@
 //! becomes the next input there. The last position of a prefix goes through the network with the others and gives the first token:
 //! by itself it would take a round, in which all weights are read for one row.
 //!
-//! [`load`] makes the model, [`network`] runs its layers and chooses how they multiply.
+//! [`load`] makes the model, [`network`] runs its layers and chooses how they multiply, [`checks`] compares sampling with its
+//! specification.
 //!
 //! # Why
+//! A pass over one prefix is a graph as well, for its rows in steps of 32: 185 positions take 0.94 ms, and 1.00 where its 170
+//! kernels are launched one by one. Rows that are over are of no slot.
+//!
 //! RMSNorm costs no pass of its own: its weights are folded into the GEMM that follows, and its scale is a
 //! factor per row that the GEMM finds out while it reads the row. A warpgroup GEMM gets its sum of squares from the
 //! GEMM that made the row.
 
+pub mod checks;
 pub(super) mod load;
 mod network;
 
@@ -20,6 +25,7 @@ use std::sync::Arc;
 
 use self::network::{Args, Network};
 use super::device::{Buf, Device, GpuError, Graph, Staging, start};
+use super::gemm::SKINNY;
 use super::mirror::{Layout, mirrored};
 use crate::synth::cosyvoice::backend::{Controls, Embed, MinLength, Sampling, Stretch};
 use crate::synth::cosyvoice::config::LlmConfig;
@@ -32,6 +38,10 @@ pub(super) const ROUNDS: usize = 32;
 const PASS: usize = 4096;
 /// Prefixes that may end in one.
 const ENDS: usize = WIDTHS[WIDTHS.len() - 1];
+/// Passes of up to so many rows that end one prefix or none are recorded, in steps of [`APART`]. Not those whose rows go through
+/// skinny GEMMs, which cost the less the fewer there are.
+const RECORDED: usize = 512;
+const APART: usize = 32;
 /// Words of a pass's staging before its sequences: ids, slots and positions of its rows, and which of them are ends.
 const SEQS: usize = 3 * PASS + ENDS;
 /// Warps of an attention block, each with buffers of sixteen keys and values: two, or four where there are few rows.
@@ -76,10 +86,28 @@ struct Sampler {
     speech_tokens: i32,
 }
 
+impl Sampler {
+    fn new(config: &LlmConfig) -> Self {
+        let ras = &config.sampling;
+        Self {
+            top_p: ras.top_p,
+            tau_count: ras.window as f32 * ras.tau,
+            top_k: ras.top_k as i32,
+            window: ras.window as i32,
+            speech_tokens: config.speech_tokens as i32,
+        }
+    }
+}
+
 mirrored!(Sampler as "Sampler" { top_p, tau_count, top_k, window, speech_tokens });
 
 /// What llm.cu and sample.cu declare, too.
 pub(super) const LAYOUTS: [Layout; 3] = [Seq::LAYOUT, Args::LAYOUT, Sampler::LAYOUT];
+
+/// Bytes of dynamic shared memory of sampling: every score, and the order of those that may be among the best.
+fn sample_shared(scores: usize) -> u32 {
+    ((scores * 4).next_multiple_of(16) + scores * 8) as u32
+}
 
 /// What one decode call gave for one row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -114,6 +142,8 @@ pub(super) struct Llm {
     /// Inputs, slots and positions of a prefill pass, which of its rows are the last of a prefix, and sequences of its slots.
     prefix: Staging,
     graphs: BTreeMap<usize, Graph>,
+    /// Of passes, by rows and how many prefixes end.
+    passes: BTreeMap<(usize, usize), Graph>,
     slots: usize,
     #[expect(dead_code, reason = "buffers that are used by address")]
     owned: Vec<Buf>,
@@ -191,8 +221,8 @@ impl Llm {
         self.feed(&rows, || Ok(())).map(drop)
     }
 
-    /// Feeds ids to slots, each after what its cache has: as many launches as a pass has kernels (six a layer), whatever
-    /// the number of slots, and a copy a slot. Gives what was sampled of each, `None` where nothing was to be. What `meanwhile`
+    /// Feeds ids to slots, each after what its cache has: as many launches as a pass has kernels (seven a layer), whatever
+    /// the number of slots, or one, and a copy a slot. Gives what was sampled of each, `None` where nothing was to be. What `meanwhile`
     /// starts comes behind the first pass, and is started while the device works on that.
     pub(super) fn feed(
         &mut self,
@@ -271,6 +301,11 @@ impl Llm {
         ends: &[usize],
         sampled: &mut [Option<Sampled>],
     ) -> Result<(), GpuError> {
+        let recorded = Some((count.next_multiple_of(APART), ends.len()))
+            .filter(|key| count > SKINNY && self.passes.contains_key(key) && !self.device.traced());
+        if let Some((rows, _)) = recorded {
+            self.idle(count..rows);
+        }
         self.prefix.send(self.prefix.dev.bytes)?;
         if meanwhile.is_some() {
             for (n, Feeding { slot, .. }) in rows.iter().enumerate() {
@@ -281,11 +316,12 @@ impl Llm {
         if !ends.is_empty() {
             self.take(ends.iter().map(|&n| rows[n].slot))?;
         }
-        if count > 0 {
-            self.network.pass(count, ends.len())?;
+        match recorded.and_then(|key| self.passes.get(&key)) {
+            Some(graph) => graph.launch()?,
+            None if count > 0 => self.start_pass(count, ends.len())?,
+            None => {}
         }
         if !ends.is_empty() {
-            self.sample(ends.len())?;
             self.results.fetch(ends.len() * ROUNDS * 4)?;
         }
         meanwhile.take().map_or(Ok(()), |work| work())?;
@@ -295,6 +331,20 @@ impl Llm {
             sampled[n] = Some(self.sampled(row, 1));
         }
         Ok(())
+    }
+
+    /// Makes rows of a pass those of no slot.
+    fn idle(&mut self, rows: std::ops::Range<usize>) {
+        let words = self.prefix.as_mut::<u32>();
+        words[rows.clone()].fill(0);
+        words[PASS + rows.start..PASS + rows.end].fill(u32::MAX);
+        words[2 * PASS + rows.start..2 * PASS + rows.end].fill(0);
+    }
+
+    /// Starts a pass over `count` rows, and samples after those that are ends.
+    fn start_pass(&self, count: usize, ends: usize) -> Result<(), GpuError> {
+        self.network.pass(count, ends)?;
+        if ends > 0 { self.sample(ends) } else { Ok(()) }
     }
 
     /// One round of `width` rows.
@@ -307,12 +357,13 @@ impl Llm {
     fn sample(&self, rows: usize) -> Result<(), GpuError> {
         let scores = self.network.config.speech_rows();
         let counts = self.rows.dev.ptr + 4 * WIDTHS[WIDTHS.len() - 1] as u64;
-        let shared = (scores * 4) as u32;
+        let shared = sample_shared(scores);
         start!(self.device, self.network.kernels.sample, (rows as u32, 1, 1), 1024, shared;
             self.network.args, self.sampler, self.network.scratch.logits.ptr, scores as i32, self.network.head.n as i32, self.results.dev.ptr, counts, ROUNDS as i32)
     }
 
-    /// Times the tile configurations of warpgroup GEMMs and records the rounds of every width.
+    /// Times the tile configurations of warpgroup GEMMs and records the rounds of every width, and passes. Each graph is launched
+    /// once, over idle rows: the first launch takes 0.15 ms more.
     pub(super) fn warm_up(&mut self, most: usize) -> Result<(), GpuError> {
         self.network.tune_all()?;
         for width in WIDTHS.into_iter().filter(|&w| w < most * 2) {
@@ -321,9 +372,20 @@ impl Llm {
             self.round(width)?;
             self.device.sync()?;
             let graph = self.device.capture(|| self.round(width))?;
+            graph.launch()?;
             self.graphs.insert(width, graph);
         }
-        Ok(())
+        self.idle(0..RECORDED);
+        self.prefix.send(self.prefix.dev.bytes)?;
+        for rows in (APART..=RECORDED).step_by(APART) {
+            self.start_pass(rows, 1)?;
+            for ends in [0, 1] {
+                let graph = self.device.capture(|| self.start_pass(rows, ends))?;
+                graph.launch()?;
+                self.passes.insert((rows, ends), graph);
+            }
+        }
+        self.device.sync()
     }
 
     /// Says which slots the rows of a round are, of which there were no results yet.

@@ -82,6 +82,7 @@ use self::hift::Hift;
 use self::laps::Laps;
 pub use self::ledger::Part;
 use self::llm::Llm;
+pub use self::llm::checks as sample_checks;
 use self::slabs::Slabs;
 use self::slots::{Past, SlotState, Stretched, Written};
 use self::solver::Solver;

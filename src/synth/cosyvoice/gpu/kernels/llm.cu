@@ -449,12 +449,13 @@ KERNEL __launch_bounds__(WARPS * 32, 2) llm_attend_prefix(const __grid_constant_
     dep_go();
     dep_wait();
     const int r = 2 * blockIdx.x, rows = min(2, p.rows - r), s = p.row_slot[r], pos = p.row_pos[r];
+    if (s < 0) return; // idle, as all that follow
     if (CAN_PAIR && rows == 2 && p.row_slot[r + 1] == s && p.row_pos[r + 1] == pos + 1) {
         attend<2, CAN_PAIR>(p, r, blockIdx.y, s, pos, qkv, out, layer, 0);
         return;
     }
 #pragma unroll 1
-    for (int i = r; i < r + rows; i++) {
+    for (int i = r; i < r + rows && p.row_slot[i] >= 0; i++) {
         attend<2, false>(p, i, blockIdx.y, p.row_slot[i], p.row_pos[i], qkv, out, layer, 0);
         __syncthreads();
     }

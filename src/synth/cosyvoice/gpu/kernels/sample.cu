@@ -20,7 +20,8 @@ struct Sampler {
 #define SAMPLE_THREADS 1024
 #define SAMPLE_WARPS (SAMPLE_THREADS / 32)
 #define SAMPLE_PER 8 // scores of a thread
-#define MAX_K 64
+#define MAX_K 64 // and groups of sixteen threads
+static_assert(SAMPLE_THREADS == 16 * MAX_K, "a group has sixteen threads");
 #define NEG_INF (-__int_as_float(0x7f800000))
 DEV float warp_max(float v) {
 #pragma unroll
@@ -32,50 +33,83 @@ DEV double warp_sum(double v) {
     for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(~0u, v, o);
     return v;
 }
+// A word of a slot's record, read here and now: the compiler moves other loads after the next `dep_wait`.
+DEV int word_ahead(const void* p) {
+    int v;
+    asm volatile("ld.global.cg.b32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
 // Repetition-aware sampling of one row (sample.rs is the specification), and the slot's next input. At most
 // SAMPLE_THREADS * SAMPLE_PER scores.
+//
+// Of 64 groups of threads each finds its best score. All of the top_k are at least as good as the top_k-th of these 64, and few
+// others are: those that are, some 30 in all, are put in order by counting for each how many are better.
 KERNEL __launch_bounds__(SAMPLE_THREADS) llm_sample(const __grid_constant__ Llm p, const __grid_constant__ Sampler d, const float* logits, int v, int ld, int* tokens, int* counts, int max_rounds) {
     extern __shared__ __align__(128) unsigned char smem[];
     float* lp = (float*)smem;
-    __shared__ float red[SAMPLE_WARPS];
+    u64* good = (u64*)(smem + ((v * 4 + 15) & ~15)); // (order of the score, -id) of those good enough
     __shared__ double redd[SAMPLE_WARPS];
-    __shared__ __align__(16) u64 best[SAMPLE_WARPS * MAX_K]; // (order of the score, -id), [place in its warp][warp]
-    __shared__ int order[MAX_K];
+    __shared__ float best[MAX_K], enough; // of each group; the top_k-th of those
+    __shared__ int order[MAX_K], count;
     __shared__ __align__(16) float weight[MAX_K]; // of those; below zero: none
+    __shared__ float uniform[2]; // random numbers of the two draws
+    __shared__ int recent[RECENT], pos, max_len, forced, given;
     __shared__ int chosen, again, hit, last;
     const int r = blockIdx.x, tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
     // What a slot is at is as the round before left it, and is read while the scores are still being made.
-    const int s = __ldcg(p.slots + r);
+    const int s = word_ahead(p.slots + r);
     Seq* q = p.seq + max(s, 0);
-    const int round = __ldcg(counts + r), decoded = __ldcg(&q->decoded), done = __ldcg(&q->done);
-    const int mask_to = decoded < __ldcg(&q->min_len) ? __ldcg(&q->mask_to) : 0, spared = __ldcg(&q->spared);
+    const int round = word_ahead(counts + r), decoded = word_ahead(&q->decoded), done = word_ahead(&q->done);
+    const int min_len = word_ahead(&q->min_len), within = word_ahead(&q->mask_to), spared = word_ahead(&q->spared);
+    const int mask_to = decoded < min_len ? within : 0;
+    // What only the first warp is to know has a warp of its own, and a place that takes no registers.
+    if (warp == 1) {
+        const int fixed = word_ahead(&q->forced), place = word_ahead(&q->pos), most = word_ahead(&q->max_len);
+        const u32 k0 = word_ahead(q->key), k1 = word_ahead(q->key + 1);
+        if (lane < RECENT) recent[lane] = word_ahead(q->recent + lane);
+        u32 rnd[2];
+        philox(k0, k1, (u32)decoded, rnd);
+        if (lane < 2) uniform[lane] = ((lane ? rnd[1] : rnd[0]) >> 8) * (1.f / 16777216.f);
+        if (lane == 0) {
+            pos = place; max_len = most; forced = fixed;
+            if (fixed > 0) given = word_ahead(p.forced + (i64)max(s, 0) * p.positions + min(decoded, fixed - 1));
+        }
+    }
     // The next round's inputs are made here, so nothing of it may start before this ends.
     dep_wait();
     if (s < 0) return;
     if (done) {
-        __syncthreads();
         if (tid == 0 && round < max_rounds) { tokens[r * max_rounds + round] = TOKEN_NONE; counts[r] = round + 1; }
         return;
     }
     if (tid < MAX_K) order[tid] = -1;
-    if (tid == 0) { again = 0; chosen = -1; hit = v; last = -1; }
+    if (tid == 0) { again = 0; chosen = -1; hit = v; last = -1; count = 0; }
     float x[SAMPLE_PER], mx = NEG_INF;
     int bad = 0;
 #pragma unroll
     for (int m = 0; m < SAMPLE_PER; m++) {
         int i = tid + m * SAMPLE_THREADS;
-        x[m] = NEG_INF;
-        if (i < v) {
-            x[m] = logits[(i64)r * ld + i];
-            if (i >= d.speech_tokens && i < mask_to && i != spared) x[m] = NEG_INF;
-            bad |= x[m] != x[m];
-            mx = fmaxf(mx, x[m]);
-        }
+        x[m] = i < v ? logits[(i64)r * ld + i] : NEG_INF;
     }
-    mx = warp_max(mx);
-    if (lane == 0) red[warp] = mx;
+#pragma unroll
+    for (int m = 0; m < SAMPLE_PER; m++) {
+        int i = tid + m * SAMPLE_THREADS;
+        if (i >= d.speech_tokens && i < mask_to && i != spared) x[m] = NEG_INF;
+        bad |= x[m] != x[m];
+        mx = fmaxf(mx, x[m]);
+    }
+#pragma unroll
+    for (int o = 8; o; o >>= 1) mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, o));
+    if (lane % 16 == 0) best[tid / 16] = mx;
     bad = __syncthreads_or(bad);
-    mx = warp_max(red[lane]);
+    if (tid < MAX_K) {
+        const float own = best[tid];
+        int better = 0;
+#pragma unroll 8
+        for (int o = 0; o < MAX_K; o++) better += best[o] > own || (best[o] == own && o < tid);
+        if (better == d.top_k - 1) enough = own;
+    }
+    mx = warp_max(fmaxf(best[lane], best[lane + 32]));
     const bool dead = bad || mx == NEG_INF;
     // A thread's few in single precision: conversions and exponentials in double take longer than all the rest.
     float few = 0.f;
@@ -85,54 +119,27 @@ KERNEL __launch_bounds__(SAMPLE_THREADS) llm_sample(const __grid_constant__ Llm 
     if (lane == 0) redd[warp] = z;
     __syncthreads();
     const float lz = logf((float)warp_sum(redd[lane]));
-    u32 key[SAMPLE_PER];
+    // Where fewer than top_k scores are left all of them are good enough.
+    const float least = fmaxf((enough - mx) - lz, -__int_as_float(0x7f7fffff));
 #pragma unroll
     for (int m = 0; m < SAMPLE_PER; m++) {
         int i = tid + m * SAMPLE_THREADS;
-        key[m] = 0;
-        if (i < v) {
-            float l = (x[m] - mx) - lz;
-            lp[i] = l;
-            key[m] = order_key(l);
-        }
+        if (i >= v) continue;
+        float l = (x[m] - mx) - lz;
+        lp[i] = l;
+        if (l >= least) good[atomicAdd(&count, 1)] = (u64)order_key(l) << 32 | (u32)~i;
     }
-    // Each warp puts the best of its scores in order, some at a time; a score's place among all warps' is the number
-    // of better ones, and it is right unless a warp's last one so far is among the top_k.
-    for (int have = 0, more = 1; more;) {
-        const int to = min(have ? have * 2 : 4, d.top_k);
-        for (int t = have; t < to; t++) {
-            u32 top = 0;
-            int at = 0;
+    __syncthreads();
+    // Eight threads share the comparisons of one.
+    for (int c = tid >> 3; c < (dead ? 0 : count); c += SAMPLE_THREADS / 8) {
+        const u64 own = good[c];
+        int rank = 0;
+        for (int o = tid & 7; o < count; o += 8) rank += good[o] > own;
 #pragma unroll
-            for (int m = 0; m < SAMPLE_PER; m++) if (key[m] > top) { top = key[m]; at = m; }
-            u32 all = __reduce_max_sync(~0u, top);
-            u32 mine = top == all && top ? (u32)(tid + at * SAMPLE_THREADS) : 0x7fffffffu;
-            u32 id = __reduce_min_sync(~0u, mine);
-#pragma unroll
-            for (int m = 0; m < SAMPLE_PER; m++) if (m == at && mine == id) key[m] = 0;
-            if (lane == 0) best[t * SAMPLE_WARPS + warp] = (u64)all << 32 | (u32)~id;
-        }
-        have = to;
-        __syncthreads();
-        more = 0;
-        for (int c = tid; c < have * SAMPLE_WARPS; c += SAMPLE_THREADS) {
-            const u64 own = best[c];
-            int rank = 0;
-#pragma unroll 8
-            for (int o = 0; o < have * SAMPLE_WARPS; o += 2) {
-                ulonglong2 two = *(const ulonglong2*)(best + o);
-                rank += (two.x > own) + (two.y > own);
-            }
-            if (own >> 32 && rank < d.top_k) {
-                order[rank] = (int)~(u32)own;
-                more |= have < d.top_k && c / SAMPLE_WARPS == have - 1;
-            }
-        }
-        more = __syncthreads_or(more);
+        for (int o = 1; o < 8; o <<= 1) rank += __shfl_xor_sync(0xffu << (tid & 24), rank, o);
+        if (rank < d.top_k) order[rank] = (int)~(u32)own;
     }
-    u32 rnd[2];
-    philox(q->key[0], q->key[1], (u32)decoded, rnd);
-    const float u0 = (rnd[0] >> 8) * (1.f / 16777216.f), u1 = (rnd[1] >> 8) * (1.f / 16777216.f);
+    __syncthreads();
     if (warp == 0 && !dead) {
         int ids[2];
         float pr[2];
@@ -143,26 +150,29 @@ KERNEL __launch_bounds__(SAMPLE_THREADS) llm_sample(const __grid_constant__ Llm 
             weight[lane + h * 32] = ids[h] < 0 ? -1.f : pr[h];
         }
         __syncwarp();
-        // in turn, while less than top_p is taken; eight are read at once, as each by itself would be waited for
-        double total = 0, run[2] = {0, 0};
-        float sum = 0.f;
+        // The sum of what comes before a lane's own in order, and of that and its own: every lane adds them up in turn.
+        double run[2] = {0, 0};
         int n = 0;
-        for (bool go = true; go && n < d.top_k;) {
-            float w[8];
-            *(float4*)w = *(const float4*)(weight + n);
-            *(float4*)(w + 4) = *(const float4*)(weight + n + 4);
 #pragma unroll
-            for (int e = 0; e < 8; e++) {
-                go = go && n < d.top_k && sum < d.top_p && w[e] >= 0.f;
-                if (!go) continue;
-                sum += w[e];
-                total += (double)w[e];
-                if (lane == n) run[0] = total;
-                if (lane + 32 == n) run[1] = total;
-                n++;
+        for (int h = 0; h < 2; h++) {
+            const int own = lane + h * 32;
+            if (h * 32 >= d.top_k) break;
+            float before = 0.f;
+            for (int i = 0; i < min(d.top_k, h * 32 + 32); i += 4) {
+                const float4 four = *(const float4*)(weight + i);
+                const float w[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    if (i + e < own) before += w[e];
+                    if (i + e <= own) run[h] += (double)w[e];
+                }
             }
+            // while less than top_p is taken
+            const u32 out = __ballot_sync(~0u, !(own < d.top_k && before < d.top_p && weight[own] >= 0.f));
+            if (n == h * 32) n += out ? __ffs(out) - 1 : 32;
         }
-        const double target = total * (double)u0;
+        const double total = __shfl_sync(~0u, n > 32 ? run[1] : run[0], (n - 1) & 31);
+        const double target = total * (double)uniform[0];
         int id = -1;
 #pragma unroll
         for (int h = 1; h >= 0; h--) {
@@ -173,10 +183,10 @@ KERNEL __launch_bounds__(SAMPLE_THREADS) llm_sample(const __grid_constant__ Llm 
             const int candidate = __shfl_sync(~0u, ids[h], got < 0 ? 0 : got);
             if (got >= 0) id = candidate;
         }
-        const bool same = lane < min(d.window, decoded) && q->recent[(decoded - 1 - lane) % RECENT] == id;
+        const bool same = lane < min(d.window, decoded) && recent[(decoded - 1 - lane) % RECENT] == id;
         const int rep = __popc(__ballot_sync(~0u, same));
         if (lane == 0) {
-            chosen = total > 0 ? id : -1;
+            chosen = n > 0 && total > 0 ? id : -1;
             again = chosen >= 0 && !((float)rep < d.tau_count);
         }
     }
@@ -199,7 +209,7 @@ KERNEL __launch_bounds__(SAMPLE_THREADS) llm_sample(const __grid_constant__ Llm 
             if (w < warp) before += redd[w];
             total += redd[w];
         }
-        const double target = total * (double)u1;
+        const double target = total * (double)uniform[1];
         if (mine > 0 && total > 0) {
             double run = before + (upto - mine);
             int found = v, some = -1;
@@ -221,8 +231,8 @@ KERNEL __launch_bounds__(SAMPLE_THREADS) llm_sample(const __grid_constant__ Llm 
             tok = TOKEN_BAD;
             q->done = 1;
         } else {
-            if (q->forced > 0) id = p.forced[(i64)s * p.positions + min(decoded, q->forced - 1)];
-            if (id >= d.speech_tokens && q->forced == 0) {
+            if (forced > 0) id = given;
+            if (id >= d.speech_tokens && forced == 0) {
                 tok = TOKEN_END - (id - d.speech_tokens);
                 q->done = 1;
             } else {
@@ -230,8 +240,8 @@ KERNEL __launch_bounds__(SAMPLE_THREADS) llm_sample(const __grid_constant__ Llm 
                 q->recent[decoded % RECENT] = id;
                 q->decoded = decoded + 1;
                 q->input = (u32)id | SPEECH_BIT;
-                q->pos++;
-                if (decoded + 1 >= q->max_len || (q->forced > 0 && decoded + 1 >= q->forced) || q->pos >= p.positions) q->done = 1;
+                q->pos = pos + 1;
+                if (decoded + 1 >= max_len || (forced > 0 && decoded + 1 >= forced) || pos + 1 >= p.positions) q->done = 1;
             }
         }
         if (round < max_rounds) { tokens[r * max_rounds + round] = tok; counts[r] = round + 1; }

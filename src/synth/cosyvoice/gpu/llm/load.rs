@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 use super::super::device::{Elt, GpuError, Staging};
 use super::super::gemm::{Gemm, PARTS, WHOLE_PARTS};
 use super::super::units;
-use super::super::weights::{Packed, Packer, Piece, Source, padded};
+use super::super::weights::{Packed, Packer, Piece, Source};
 use super::network::{Args, DEEP_TILES, Kernels, Layer, Network, Scratch, TILES, attend_shared};
-use super::{ATTEND_WARPS, ENDS, Llm, PASS, RECENT, ROUNDS, SAMPLED, SEQS, Sampler, Seq, WIDTHS, defines};
+use super::{
+    ATTEND_WARPS, ENDS, Llm, PASS, RECENT, ROUNDS, SAMPLED, SEQS, Sampler, Seq, WIDTHS, defines, sample_shared,
+};
 use crate::synth::cosyvoice::checkpoint::Part;
 use crate::synth::cosyvoice::config::LlmConfig;
 
@@ -137,7 +139,6 @@ impl Llm {
             rows: 0,
             tiled_rows: 0,
         };
-        let ras = config.sampling;
         let kernels = Kernels {
             embed: module.kernel("llm_embed", 0)?,
             append: module.kernel("llm_append", 0)?,
@@ -147,7 +148,7 @@ impl Llm {
                 .then(|| module.kernel("llm_attend_deep", ATTEND_SHARED))
                 .transpose()?,
             attend_prefix: module.kernel("llm_attend_prefix", ATTEND_SHARED)?,
-            sample: module.kernel("llm_sample", (padded(speech_rows) * 4).max(49 << 10) as u32)?,
+            sample: module.kernel("llm_sample", sample_shared(speech_rows).max(49 << 10))?,
         };
         let scratch = Scratch {
             qkv: device.zeros("activations", PASS * (queries + 2 * keys) * 4)?,
@@ -176,17 +177,12 @@ impl Llm {
         Ok(Self {
             device: device.clone(),
             network,
-            sampler: Sampler {
-                top_p: ras.top_p,
-                tau_count: ras.window as f32 * ras.tau,
-                top_k: ras.top_k as i32,
-                window: ras.window as i32,
-                speech_tokens: config.speech_tokens as i32,
-            },
+            sampler: Sampler::new(config),
             results: Staging::new(device, "results", 4 * ROUNDS * WIDTHS[WIDTHS.len() - 1])?,
             rows,
             prefix,
             graphs: BTreeMap::new(),
+            passes: BTreeMap::new(),
             slots,
             owned: vec![text, speech, rope, cache, seq, forced, x, xe, row_slot, row_pos],
         })
