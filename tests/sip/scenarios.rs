@@ -26,8 +26,8 @@ use crate::{
     support::{event, hold, limited, loopback, picked_up, start, transfer, within},
 };
 
-/// An even port that sipp may take for sound, with the one two above it, which it takes for pictures. Below those that the system
-/// gives to whoever asks for any: it would give them away before sipp is there.
+/// An even port that sipp may take for sound, with the one two above it, which it takes for pictures. Below the system's ephemeral
+/// ports, of which another test could be given this one before sipp binds it.
 fn media_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     // Tests run side by side, each in a process of its own.

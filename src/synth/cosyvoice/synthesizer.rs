@@ -134,7 +134,8 @@ struct Run {
     hops: Hops,
     /// Euler steps left for what was pushed.
     pending: u32,
-    /// The first block of the hop was pushed, which none of these count yet.
+    /// The block that completes the prompt was pushed before the rest of its chunk: `pending` does not count it, and its first
+    /// Euler step has not run.
     ahead: bool,
     last_pushed: bool,
     /// Mel frames so far, and of those how many the vocoder has seen.

@@ -6,7 +6,8 @@ use super::not_open;
 use crate::synth::cosyvoice::backend::{Decoded, Flowed};
 use crate::synth::{Slot, SynthError};
 
-/// [`super::Backend::decode`], and beside it a round of flow for `slots` where there is somebody to take what that makes.
+/// [`super::Backend::decode`]; with `flowed` also one round of flow for `slots`, on the stream of lower priority, whose results
+/// `flowed` gets. No launched call may be under way then.
 pub(super) fn decode_rounds(
     llm: &mut Llm,
     acoustic: &mut Acoustic,

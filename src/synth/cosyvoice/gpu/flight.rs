@@ -143,6 +143,7 @@ impl Acoustic {
 
     /// Launches a flow call while no other is in flight, whatever runs in front: what the call reads is there.
     pub(super) fn start_flight(&mut self, slots: &[Slot], rounds: u32) -> Result<(), SynthError> {
+        debug_assert!(self.flight.is_none(), "one call is in flight at a time");
         let mut call = self.take_slots(slots);
         let device = self.device.clone();
         if let Err(error) = device.context.low_priority(|| self.start_flow(&mut call, rounds)) {

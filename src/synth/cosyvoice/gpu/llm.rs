@@ -333,7 +333,7 @@ impl Llm {
         Ok(())
     }
 
-    /// Makes rows of a pass those of no slot.
+    /// Marks rows of a pass as idle: they are of no slot.
     fn idle(&mut self, rows: std::ops::Range<usize>) {
         let words = self.prefix.as_mut::<u32>();
         words[rows.clone()].fill(0);

@@ -6,7 +6,8 @@
 //! context and every wait, [`device`] memory and launches, [`units`] the sources and [`mirror`] the structs that they share
 //! with Rust, [`gemm`] products of matrices (GEMMs) and convolutions, [`lt`] the flow's large GEMMs, [`tuned`] what was found fastest,
 //! [`llm`], [`flow`] and [`hift`] one network each, [`decode`] what rounds of the first mean to utterances, [`solver`] streams
-//! through the flow, [`flight`] calls of the last two at low priority, [`slabs`] the flow's memory, [`slots`] what the host knows of each utterance and [`voices`] of each voice,
+//! through the flow, [`flight`] calls of the last two at low priority, [`slabs`] the flow's memory, [`slots`] what the host
+//! knows of each utterance and [`voices`] of each voice,
 //! [`ledger`] who holds the device's memory, `faults` what tests make go wrong. [`whisper`] is a recogniser that may be
 //! loaded beside the voice.
 //!
@@ -465,7 +466,6 @@ impl Backend for GpuBackend {
         out: &mut Vec<Decoded>,
         flowed: &mut Vec<Flowed>,
     ) -> Result<(), SynthError> {
-        self.acoustic.catch_up()?;
         // What the flow reads was written in front.
         self.device.sync()?;
         decode_rounds(&mut self.llm, &mut self.acoustic, &[slot], rounds, out, Some(flowed))

@@ -75,7 +75,8 @@ pub(super) fn take<B: Backend>(
     push(backend, slot, run)
 }
 
-/// Pushes every chunk that the tokens so far allow; where the backend can make use of it, the first block of a hop before that.
+/// Pushes every chunk that the tokens so far allow; where flow runs beside decoding, the part of the first chunk that completes the
+/// prompt's last block before the rest of it.
 pub(super) fn push<B: Backend>(backend: &mut B, slot: Slot, run: &mut Run) -> Result<(), SynthError> {
     if backend.overlaps()
         && let Some(chunk) = run.hops.padding(run.tokens.len() as u32)

@@ -62,7 +62,7 @@ KERNEL __launch_bounds__(SAMPLE_THREADS) llm_sample(const __grid_constant__ Llm 
     const int round = word_ahead(counts + r), decoded = word_ahead(&q->decoded), done = word_ahead(&q->done);
     const int min_len = word_ahead(&q->min_len), within = word_ahead(&q->mask_to), spared = word_ahead(&q->spared);
     const int mask_to = decoded < min_len ? within : 0;
-    // What only the first warp is to know has a warp of its own, and a place that takes no registers.
+    // What the first warp alone needs later is read by the second, into shared memory: in registers every thread would hold it.
     if (warp == 1) {
         const int fixed = word_ahead(&q->forced), place = word_ahead(&q->pos), most = word_ahead(&q->max_len);
         const u32 k0 = word_ahead(q->key), k1 = word_ahead(q->key + 1);

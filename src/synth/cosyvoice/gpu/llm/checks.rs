@@ -32,28 +32,24 @@ pub fn disagreements(ordinal: u32, hardware: &Hardware, config: &LlmConfig) -> R
     let all: Vec<f32> = rows.iter().flat_map(|row| row.scores.iter().copied()).collect();
     let (seq, slots, logits) =
         (device.upload("a check", &seqs)?, device.upload("a check", &slots)?, device.upload("a check", &all)?);
-    let (speech, x, xe) = (
-        zeros(scores * config.hidden * 2)?,
-        zeros(rows.len() * config.hidden * 4)?,
-        zeros(rows.len() * config.hidden * 2)?,
-    );
-    let (row_pos, tokens, counts) = (zeros(rows.len() * 4)?, zeros(rows.len() * 4)?, zeros(rows.len() * 4)?);
+    let (tokens, counts) = (zeros(rows.len() * 4)?, zeros(rows.len() * 4)?);
+    // Sampling reads which slot a row is of, the slots' records and how many positions there are, nothing else.
     let args = Args {
         text: 0,
-        speech: speech.ptr,
+        speech: 0,
         rope: 0,
         cache: 0,
         seq: seq.ptr,
         forced: 0,
-        x: x.ptr,
-        xe: xe.ptr,
+        x: 0,
+        xe: 0,
         row_slot: 0,
-        row_pos: row_pos.ptr,
+        row_pos: 0,
         slots: slots.ptr,
         ids: 0,
         slot_stride: 0,
         layer_stride: 0,
-        hidden: config.hidden as i32,
+        hidden: 0,
         positions: i32::MAX,
         rows: rows.len() as i32,
         tiled_rows: 0,
@@ -90,7 +86,7 @@ fn sequence(recent: &[u32], key: [u32; 2]) -> Seq {
 fn rows(scores: usize) -> Vec<Row> {
     let row = |what, scores: Vec<f32>| Row { what, scores, recent: Vec::new() };
     let made = |of: &dyn Fn(usize) -> f32| (0..scores).map(of).collect::<Vec<f32>>();
-    // Seven bits of noise a draw, in a fixed order.
+    // The sum of four uniform numbers, the same in every run.
     let noise = |n: usize, i: usize| {
         let bits = sample::philox([n as u32, 3], [i as u32, 0, 0, 0]);
         bits.iter().map(|&b| b as f32 / u32::MAX as f32 - 0.5).sum::<f32>()
