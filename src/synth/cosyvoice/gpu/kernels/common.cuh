@@ -140,6 +140,12 @@ DEV void ldm4(u32 addr, u32& a, u32& b, u32& c, u32& d) {
 DEV void ldm4t(u32 addr, u32& a, u32& b, u32& c, u32& d) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(addr));
 }
+// Of a matrix of eight rows of eight values, two neighbours of a row a lane: the same of its columns.
+DEV u32 transposed(u32 a) {
+    u32 r;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(a));
+    return r;
+}
 #endif
 
 #if ELT == 0

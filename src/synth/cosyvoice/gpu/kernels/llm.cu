@@ -244,42 +244,176 @@ DEV void attend(const Llm& p, const float* qkv, elt* out, int layer, int append)
 KERNEL __launch_bounds__(WARPS * 32) llm_attend(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer) { attend(p, qkv, out, layer, 1); }
 KERNEL __launch_bounds__(WARPS * 32) llm_attend_prefix(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer) { attend(p, qkv, out, layer, 0); }
 #else
-// One position of one key head against its past, or two neighbours (PAIR). The query heads that share the key head are
-// the rows of an MMA: eight a position, of which GROUP count, or sixteen. Each of the warps takes 16 keys in turn, so the
+// One position of one key head against its past, or two neighbours (PAIR). Each of the warps takes 16 keys in turn, so the
 // order of sums depends on the position alone.
 #define WARPS 8
 #define CPR (HD / 8)
 #define TILE_BYTES (16 * HD * 2)
 #define CAN_PAIR (GROUP <= 8)
+#define ONES (ELT == 1 ? 0x3f803f80u : 0x3c003c00u)
 DEV u32 swz(int r, int q) { return r * (HD * 2) + ((q ^ (r & (CPR - 1))) << 4); }
+// What a warp does with its tiles, in two ways that give the same bits: weights are added up by an MMA, as values are.
+//
+// Queries as the rows of an MMA: the query heads that share the key head, eight a position, of which GROUP count, or sixteen.
+template <bool HIGH> struct QueryRows { // HIGH: whether the upper eight count
+    enum { SPLIT = 0, ROWS = 16, LD = HD + 8 }; // of what it leaves, so that eight rows use all banks
+    uint4 q[HD / 16], weights;
+    float o[HD / 8][4] = {}, l[4] = {}, m = -1e30f, m8 = -1e30f, c, c8; // rows of this thread: lane / 4 and lane / 4 + 8
+    DEV void queries(u32 q_s, int lane) {
+#pragma unroll
+        for (int k = 0; k < HD / 16; k++) ldm4(q_s + swz(lane & 15, k * 2 + (lane >> 4)), q[k].x, q[k].y, q[k].z, q[k].w);
+    }
+    DEV void keys(u32 ks, int lane, int j0, int pos, int last) {
+        float sc[2][4] = {};
+#pragma unroll
+        for (int k = 0; k < HD / 16; k++) {
+            u32 b0, b1, b2, b3;
+            ldm4(ks + swz((lane & 7) + ((lane >> 4) << 3), k * 2 + ((lane >> 3) & 1)), b0, b1, b2, b3);
+            mma(sc[0], q[k], b0, b1);
+            mma(sc[1], q[k], b2, b3);
+        }
+        float n = m, n8 = m8;
+#pragma unroll
+        for (int t = 0; t < 2; t++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                if (j0 + t * 8 + (lane & 3) * 2 + (e & 1) > (e < 2 ? pos : last)) sc[t][e] = -1e30f;
+                if (e < 2) n = fmaxf(n, sc[t][e]); else if (HIGH) n8 = fmaxf(n8, sc[t][e]);
+            }
+        n = fmaxf(n, __shfl_xor_sync(~0u, n, 1)); n = fmaxf(n, __shfl_xor_sync(~0u, n, 2));
+        if (HIGH) { n8 = fmaxf(n8, __shfl_xor_sync(~0u, n8, 1)); n8 = fmaxf(n8, __shfl_xor_sync(~0u, n8, 2)); }
+        c = exp2f(m - n); c8 = HIGH ? exp2f(m8 - n8) : 0.f;
+        m = n; m8 = n8;
+#pragma unroll
+        for (int t = 0; t < 2; t++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) sc[t][e] = e < 2 ? exp2f(sc[t][e] - n) : HIGH ? exp2f(sc[t][e] - n8) : 0.f;
+        weights = make_uint4(pack2(sc[0][0], sc[0][1]), pack2(sc[0][2], sc[0][3]), pack2(sc[1][0], sc[1][1]), pack2(sc[1][2], sc[1][3]));
+    }
+    DEV void values(u32 vs, int lane) {
+        l[0] *= c; l[2] *= c8;
+        mma(l, weights, ONES, ONES);
+#pragma unroll
+        for (int d = 0; d < HD / 8; d += 2) {
+            u32 b0, b1, b2, b3;
+            ldm4t(vs + swz((lane & 7) + (((lane >> 3) & 1) << 3), d + (lane >> 4)), b0, b1, b2, b3);
+            o[d][0] *= c; o[d][1] *= c; o[d][2] *= c8; o[d][3] *= c8;
+            o[d + 1][0] *= c; o[d + 1][1] *= c; o[d + 1][2] *= c8; o[d + 1][3] *= c8;
+            mma(o[d], weights, b0, b1);
+            mma(o[d + 1], weights, b2, b3);
+        }
+    }
+    // This warp's sums, and its maxima and weights, to those of all warps.
+    DEV void leave(float* o_s, float* m_s, float* l_s, int lane) {
+#pragma unroll
+        for (int d = 0; d < HD / 8; d++) {
+            float* t = o_s + (lane >> 2) * LD + d * 8 + (lane & 3) * 2;
+            *(float2*)t = make_float2(o[d][0], o[d][1]);
+            if (HIGH) *(float2*)(t + 8 * LD) = make_float2(o[d][2], o[d][3]);
+        }
+        if ((lane & 3) == 0) {
+            m_s[lane >> 2] = m; l_s[lane >> 2] = l[0];
+            m_s[(lane >> 2) + 8] = m8; l_s[(lane >> 2) + 8] = l[2];
+        }
+    }
+};
+// Keys, then inputs of a head, as the rows and eight queries as the columns: half of the MMAs and of the registers where no
+// more than eight count, but more steps that wait for each other.
+struct KeyRows {
+    // Keys and values are waited for, and fetched again, by themselves. A warp's lanes use all banks.
+    enum { SPLIT = 1, ROWS = 8, LD = HD + 4 };
+    // of the queries 2 * (lane % 4) and the next
+    float o[HD / 16][4] = {}, l[4] = {}, m[2] = {-1e30f, -1e30f}, c[2];
+    u32 q[HD / 8], weights[2];
+    DEV void queries(u32 q_s, int lane) {
+#pragma unroll
+        for (int k = 0; k < HD / 8; k += 4) {
+            u32 b[4];
+            ldm4(q_s + swz(lane & 7, (k + (lane >> 3)) & (CPR - 1)), b[0], b[1], b[2], b[3]);
+#pragma unroll
+            for (int e = 0; e < 4 && k + e < HD / 8; e++) q[k + e] = b[e];
+        }
+    }
+    DEV void keys(u32 ks, int lane, int j0, int pos, int) {
+        float sc[4] = {};
+#pragma unroll
+        for (int k = 0; k < HD / 16; k++) {
+            uint4 a;
+            ldm4(ks + swz(lane & 15, k * 2 + (lane >> 4)), a.x, a.y, a.z, a.w);
+            mma(sc, a, q[2 * k], q[2 * k + 1]);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            if (j0 + (lane >> 2) + e / 2 * 8 > pos) sc[e] = -1e30f;
+        float n[2] = {fmaxf(m[0], fmaxf(sc[0], sc[2])), fmaxf(m[1], fmaxf(sc[1], sc[3]))};
+#pragma unroll
+        for (int by = 4; by < 32; by *= 2) {
+            n[0] = fmaxf(n[0], __shfl_xor_sync(~0u, n[0], by));
+            n[1] = fmaxf(n[1], __shfl_xor_sync(~0u, n[1], by));
+        }
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            c[e] = exp2f(m[e] - n[e]);
+            m[e] = n[e];
+            sc[e] = exp2f(sc[e] - n[e]);
+            sc[e + 2] = exp2f(sc[e + 2] - n[e]);
+        }
+        weights[0] = transposed(pack2(sc[0], sc[1]));
+        weights[1] = transposed(pack2(sc[2], sc[3]));
+    }
+    DEV void values(u32 vs, int lane) {
+        l[0] *= c[0]; l[1] *= c[1];
+        mma(l, make_uint4(ONES, ONES, ONES, ONES), weights[0], weights[1]);
+#pragma unroll
+        for (int d = 0; d < HD / 16; d++) {
+            uint4 a;
+            ldm4t(vs + swz((lane & 7) + ((lane >> 4) << 3), d * 2 + ((lane >> 3) & 1)), a.x, a.y, a.z, a.w);
+#pragma unroll
+            for (int e = 0; e < 4; e++) o[d][e] *= c[e & 1];
+            mma(o[d], a, weights[0], weights[1]);
+        }
+    }
+    DEV void leave(float* o_s, float* m_s, float* l_s, int lane) {
+        const int own = (lane & 3) * 2;
+#pragma unroll
+        for (int d = 0; d < HD / 16; d++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) o_s[(own + (e & 1)) * LD + d * 16 + e / 2 * 8 + (lane >> 2)] = o[d][e];
+        if (lane < 4) {
+            m_s[own] = m[0]; l_s[own] = l[0];
+            m_s[own + 1] = m[1]; l_s[own + 1] = l[1];
+        }
+    }
+};
 // RING: tiles of keys and values a warp has in flight or in use, [warp][RING][keys, values] in shared memory. `append`: the
 // position's own key and value are put into the cache; all else that is read was there before the round, so that it is
 // fetched while the kernels before are still running.
-template <int RING, bool PAIR> DEV void attend(const Llm& p, int r, int h, int s, int pos, const float* qkv, elt* out, int layer, int append) {
+template <class Rows, int RING, bool PAIR> DEV void attend(const Llm& p, int r, int h, int s, int pos, const float* qkv, elt* out, int layer, int append) {
     extern __shared__ __align__(128) unsigned char smem[];
     __shared__ __align__(128) unsigned char q_s[TILE_BYTES];
     __shared__ float m_s[WARPS][16], l_s[WARPS][16];
-    constexpr bool HIGH = PAIR || GROUP > 8; // whether the upper eight rows count
     auto kv_s = (unsigned char(*)[RING][2][TILE_BYTES])smem;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, last = pos + PAIR;
     const float* row = qkv + (i64)r * (GROUP + 2) * KVH * HD;
     elt* kc = p.cache + s * p.slot_stride + layer * p.layer_stride + (i64)h * p.positions * HD;
     elt* vc = kc + (i64)KVH * p.positions * HD;
     const u32 kb = smem_addr(kv_s[warp]);
-    auto fetch = [&](int j0, u32 to) {
+    auto fetch = [&](const elt* from, int j0, u32 to) {
 #pragma unroll
         for (int i = lane; i < 16 * CPR; i += 32) {
             int rr = i / CPR, q = i % CPR, j = j0 + rr;
             bool ok = j <= last && !(append && j == pos);
-            i64 off = ok ? (i64)j * HD + q * 8 : 0;
-            cp16(to + swz(rr, q), kc + off, ok);
-            cp16(to + TILE_BYTES + swz(rr, q), vc + off, ok);
+            cp16(to + swz(rr, q), from + (ok ? (i64)j * HD + q * 8 : 0), ok);
         }
     };
     const int step = WARPS * 16, first = warp * 16;
 #pragma unroll
     for (int i = 0; i < RING; i++) {
-        if (first + i * step <= last) fetch(first + i * step, kb + i * 2 * TILE_BYTES);
+        const int j0 = first + i * step;
+        const u32 to = kb + i * 2 * TILE_BYTES;
+        if (j0 <= last) fetch(kc, j0, to);
+        if (Rows::SPLIT) cp_commit();
+        if (j0 <= last) fetch(vc, j0, to + TILE_BYTES);
         cp_commit();
     }
     // A thread turns a pair of a query, or two; what it turns them by was there before. Rows that are no head are zero.
@@ -327,18 +461,19 @@ template <int RING, bool PAIR> DEV void attend(const Llm& p, int r, int h, int s
         *(elt*)(q_s + swz(g, (j + PAIRS) >> 3) + (j & 7) * 2) = to_e(v.y * scale);
     }
     __syncthreads();
-    uint4 qf[HD / 16];
-#pragma unroll
-    for (int k = 0; k < HD / 16; k++)
-        ldm4(smem_addr(q_s) + swz(lane & 15, k * 2 + (lane >> 4)), qf[k].x, qf[k].y, qf[k].z, qf[k].w);
-    float o[HD / 8][4] = {}, m = -1e30f, l = 0.f; // rows of this thread: lane / 4 and lane / 4 + 8
-    float m8 = -1e30f, l8 = 0.f;
+    Rows rows;
+    rows.queries(smem_addr(q_s), lane);
+    // What is asked for behind the next to be used.
+    constexpr int BEHIND = Rows::SPLIT ? 2 * RING - 1 : RING - 1;
     int buf = 0;
     for (int j0 = first; j0 <= last; j0 += step) {
-        cp_wait<RING - 1>();
-        __syncwarp();
         const u32 ks = kb + buf * 2 * TILE_BYTES, vs = ks + TILE_BYTES;
-        if (append && pos - j0 < 16) {
+        const int next = j0 + RING * step;
+        const bool owns = append && pos - j0 < 16;
+        cp_wait<BEHIND>();
+        if (Rows::SPLIT && owns) cp_wait<BEHIND - Rows::SPLIT>();
+        __syncwarp();
+        if (owns) {
             // the new position itself: stored, and put where the others were copied to
             unsigned char *kt = kv_s[warp][buf][0], *vt = kv_s[warp][buf][1];
             const int rr = pos - j0;
@@ -357,63 +492,26 @@ template <int RING, bool PAIR> DEV void attend(const Llm& p, int r, int h, int s
             }
             __syncwarp();
         }
-        float sc[2][4] = {};
-#pragma unroll
-        for (int k = 0; k < HD / 16; k++) {
-            u32 b0, b1, b2, b3;
-            ldm4(ks + swz((lane & 7) + ((lane >> 4) << 3), k * 2 + ((lane >> 3) & 1)), b0, b1, b2, b3);
-            mma(sc[0], qf[k], b0, b1);
-            mma(sc[1], qf[k], b2, b3);
+        rows.keys(ks, lane, j0, pos, last);
+        if (Rows::SPLIT) {
+            __syncwarp();
+            if (next <= last) fetch(kc, next, ks);
+            cp_commit();
+            cp_wait<BEHIND>();
+            __syncwarp();
         }
-        float n = m, n8 = m8;
-#pragma unroll
-        for (int t = 0; t < 2; t++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                if (j0 + t * 8 + (lane & 3) * 2 + (e & 1) > (e < 2 ? pos : last)) sc[t][e] = -1e30f;
-                if (e < 2) n = fmaxf(n, sc[t][e]); else if (HIGH) n8 = fmaxf(n8, sc[t][e]);
-            }
-        n = fmaxf(n, __shfl_xor_sync(~0u, n, 1)); n = fmaxf(n, __shfl_xor_sync(~0u, n, 2));
-        if (HIGH) { n8 = fmaxf(n8, __shfl_xor_sync(~0u, n8, 1)); n8 = fmaxf(n8, __shfl_xor_sync(~0u, n8, 2)); }
-        float c = exp2f(m - n), c8 = HIGH ? exp2f(m8 - n8) : 0.f;
-        m = n; m8 = n8;
-#pragma unroll
-        for (int t = 0; t < 2; t++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) sc[t][e] = e < 2 ? exp2f(sc[t][e] - n) : HIGH ? exp2f(sc[t][e] - n8) : 0.f;
-        l = l * c + (sc[0][0] + sc[0][1] + sc[1][0] + sc[1][1]);
-        l8 = l8 * c8 + (sc[0][2] + sc[0][3] + sc[1][2] + sc[1][3]);
-        uint4 pf = make_uint4(pack2(sc[0][0], sc[0][1]), pack2(sc[0][2], sc[0][3]), pack2(sc[1][0], sc[1][1]), pack2(sc[1][2], sc[1][3]));
-#pragma unroll
-        for (int d = 0; d < HD / 8; d += 2) {
-            u32 b0, b1, b2, b3;
-            ldm4t(vs + swz((lane & 7) + (((lane >> 3) & 1) << 3), d + (lane >> 4)), b0, b1, b2, b3);
-            o[d][0] *= c; o[d][1] *= c; o[d][2] *= c8; o[d][3] *= c8;
-            o[d + 1][0] *= c; o[d + 1][1] *= c; o[d + 1][2] *= c8; o[d + 1][3] *= c8;
-            mma(o[d], pf, b0, b1);
-            mma(o[d + 1], pf, b2, b3);
-        }
+        rows.values(vs, lane);
         __syncwarp();
-        if (j0 + RING * step <= last) fetch(j0 + RING * step, ks);
+        if (!Rows::SPLIT && next <= last) fetch(kc, next, ks);
+        if (next <= last) fetch(vc, next, vs);
         cp_commit();
         buf = buf == RING - 1 ? 0 : buf + 1;
     }
-    l += __shfl_xor_sync(~0u, l, 1); l += __shfl_xor_sync(~0u, l, 2);
-    l8 += __shfl_xor_sync(~0u, l8, 1); l8 += __shfl_xor_sync(~0u, l8, 2);
     __syncthreads();
-    // the warps' sums where their keys were: [warp][16][LD], so that eight rows use all banks
-    constexpr int LD = HD + 8;
+    // the warps' sums where their keys were: [warp][ROWS][LD]
+    constexpr int LD = Rows::LD;
     float* o_s = (float*)kv_s;
-#pragma unroll
-    for (int d = 0; d < HD / 8; d++) {
-        float* t = o_s + (warp * 16 + (lane >> 2)) * LD + d * 8 + (lane & 3) * 2;
-        *(float2*)t = make_float2(o[d][0], o[d][1]);
-        if (HIGH) *(float2*)(t + 8 * LD) = make_float2(o[d][2], o[d][3]);
-    }
-    if ((lane & 3) == 0) {
-        m_s[warp][lane >> 2] = m; l_s[warp][lane >> 2] = l;
-        m_s[warp][(lane >> 2) + 8] = m8; l_s[warp][(lane >> 2) + 8] = l8;
-    }
+    rows.leave(o_s + warp * Rows::ROWS * LD, m_s[warp], l_s[warp], lane);
     __syncthreads();
 #pragma unroll
     for (int u = 0; u < EACH; u++) {
@@ -426,7 +524,7 @@ template <int RING, bool PAIR> DEV void attend(const Llm& p, int r, int h, int s
 #pragma unroll
         for (int w = 0; w < WARPS; w++) {
             const float c = exp2f(m_s[w][g] - n);
-            const float2 v = *(const float2*)(o_s + (w * 16 + g) * LD + d);
+            const float2 v = *(const float2*)(o_s + (w * Rows::ROWS + g) * LD + d);
             z += c * l_s[w][g];
             a.x += c * v.x;
             a.y += c * v.y;
@@ -434,16 +532,23 @@ template <int RING, bool PAIR> DEV void attend(const Llm& p, int r, int h, int s
         store2(out + place(p, r + second, h * GROUP * HD + at * 2, GROUP * KVH * HD), a.x / z, a.y / z);
     }
 }
+typedef QueryRows<(GROUP > 8)> OneRow;
 // A round's rows, each in a slot of its own.
-template <int RING> DEV void attend_round(const Llm& p, const float* qkv, elt* out, int layer) {
+template <class Rows, int RING> DEV void attend_round(const Llm& p, const float* qkv, elt* out, int layer) {
     dep_go();
     const int s = __ldcg(p.slots + blockIdx.x);
     if (s < 0) { dep_wait(); return; }
-    attend<RING, false>(p, blockIdx.x, blockIdx.y, s, __ldcg(&p.seq[s].pos), qkv, out, layer, 1);
+    attend<Rows, RING, false>(p, blockIdx.x, blockIdx.y, s, __ldcg(&p.seq[s].pos), qkv, out, layer, 1);
 }
-KERNEL __launch_bounds__(WARPS * 32, 2) llm_attend(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer) { attend_round<2>(p, qkv, out, layer); }
+KERNEL __launch_bounds__(WARPS * 32, 2) llm_attend(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer) { attend_round<OneRow, 2>(p, qkv, out, layer); }
+// for as many rows as fit with three blocks a multiprocessor, and not with two
+KERNEL __launch_bounds__(WARPS * 32, 3) llm_attend_three(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer) { attend_round<OneRow, 2>(p, qkv, out, layer); }
+#if GROUP <= 8
+// the same with four
+KERNEL __launch_bounds__(WARPS * 32, 4) llm_attend_four(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer) { attend_round<KeyRows, 1>(p, qkv, out, layer); }
+#endif
 // for few rows: a block has a multiprocessor to itself
-KERNEL __launch_bounds__(WARPS * 32) llm_attend_deep(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer) { attend_round<4>(p, qkv, out, layer); }
+KERNEL __launch_bounds__(WARPS * 32) llm_attend_deep(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer) { attend_round<OneRow, 4>(p, qkv, out, layer); }
 // Prefixes, whose keys and values are in the cache: two rows a block, most of which are neighbours.
 KERNEL __launch_bounds__(WARPS * 32, 2) llm_attend_prefix(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer) {
     dep_go();
@@ -451,12 +556,12 @@ KERNEL __launch_bounds__(WARPS * 32, 2) llm_attend_prefix(const __grid_constant_
     const int r = 2 * blockIdx.x, rows = min(2, p.rows - r), s = p.row_slot[r], pos = p.row_pos[r];
     if (s < 0) return; // idle, as all that follow
     if (CAN_PAIR && rows == 2 && p.row_slot[r + 1] == s && p.row_pos[r + 1] == pos + 1) {
-        attend<2, CAN_PAIR>(p, r, blockIdx.y, s, pos, qkv, out, layer, 0);
+        attend<QueryRows<true>, 2, CAN_PAIR>(p, r, blockIdx.y, s, pos, qkv, out, layer, 0);
         return;
     }
 #pragma unroll 1
     for (int i = r; i < r + rows && p.row_slot[i] >= 0; i++) {
-        attend<2, false>(p, i, blockIdx.y, p.row_slot[i], p.row_pos[i], qkv, out, layer, 0);
+        attend<OneRow, 2, false>(p, i, blockIdx.y, p.row_slot[i], p.row_pos[i], qkv, out, layer, 0);
         __syncthreads();
     }
 }

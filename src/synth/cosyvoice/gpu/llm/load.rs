@@ -6,7 +6,7 @@ use super::super::device::{Elt, GpuError, Staging};
 use super::super::gemm::{Gemm, PARTS, WHOLE_PARTS};
 use super::super::units;
 use super::super::weights::{Packed, Packer, Piece, Source};
-use super::network::{Args, DEEP_TILES, Kernels, Layer, Network, Scratch, TILES, attend_shared};
+use super::network::{Args, DEEP_TILES, Kernels, LEAN_TILES, Layer, Network, Scratch, TILES, attend_shared};
 use super::{
     ATTEND_WARPS, ENDS, Llm, PASS, RECENT, ROUNDS, SAMPLED, SEQS, Sampler, Seq, WIDTHS, defines, sample_shared,
 };
@@ -139,14 +139,20 @@ impl Llm {
             rows: 0,
             tiled_rows: 0,
         };
+        // Whether so many blocks of attention with room for so many tiles run on a multiprocessor.
+        let fitting = |blocks: u32, tiles: usize| {
+            elt != Elt::F32 && blocks * (attend_shared(tiles, hd) + ATTEND_STATIC) <= device.shared
+        };
         let kernels = Kernels {
             embed: module.kernel("llm_embed", 0)?,
             append: module.kernel("llm_append", 0)?,
             last: module.kernel("llm_last", 0)?,
             attend: module.kernel("llm_attend", ATTEND_SHARED)?,
-            attend_deep: (elt != Elt::F32 && attend_shared(DEEP_TILES, hd) + ATTEND_STATIC <= device.shared)
-                .then(|| module.kernel("llm_attend_deep", ATTEND_SHARED))
+            attend_three: fitting(3, TILES).then(|| module.kernel("llm_attend_three", ATTEND_SHARED)).transpose()?,
+            attend_four: (fitting(4, LEAN_TILES) && config.heads / config.kv_heads <= 8)
+                .then(|| module.kernel("llm_attend_four", ATTEND_SHARED))
                 .transpose()?,
+            attend_deep: fitting(1, DEEP_TILES).then(|| module.kernel("llm_attend_deep", ATTEND_SHARED)).transpose()?,
             attend_prefix: module.kernel("llm_attend_prefix", ATTEND_SHARED)?,
             sample: module.kernel("llm_sample", sample_shared(speech_rows).max(49 << 10))?,
         };

@@ -16,9 +16,11 @@ use crate::synth::cosyvoice::config::LlmConfig;
 
 /// Rows that tile configurations of warpgroup GEMMs are timed at; fewer take the next.
 const BUCKETS: [usize; 11] = [16, 32, 64, 96, 128, 192, 256, 384, 768, 1536, PASS];
-/// Tiles of keys and of values that a warp has room for, and up to [`DEEP_ROWS`].
+/// Tiles of keys and of values that a warp has room for; up to [`DEEP_ROWS`] rows.
 pub(super) const TILES: usize = 4;
 pub(super) const DEEP_TILES: usize = 8;
+/// Where four blocks share a multiprocessor.
+pub(super) const LEAN_TILES: usize = 2;
 /// Rows up to which an attention block may have a multiprocessor to itself.
 const DEEP_ROWS: usize = 32;
 
@@ -95,6 +97,9 @@ pub(super) struct Kernels {
     pub(super) append: Kernel,
     pub(super) last: Kernel,
     pub(super) attend: Kernel,
+    /// The same for three blocks a multiprocessor, and for four with [`LEAN_TILES`], where there is room for so many.
+    pub(super) attend_three: Option<Kernel>,
+    pub(super) attend_four: Option<Kernel>,
     /// As `attend`, with more in flight; up to [`DEEP_ROWS`], where a block has room for it.
     pub(super) attend_deep: Option<Kernel>,
     /// For prefixes.
@@ -193,10 +198,15 @@ impl Network {
     /// Attention of a round's rows, whose projections are at `qkv`, in layer `layer`.
     fn attend(&self, args: Args, qkv: u64, layer: usize, rows: usize) -> Result<(), GpuError> {
         let c = &self.config;
-        let (attend, tiles) = match self.kernels.attend_deep {
-            Some(deep) if rows <= DEEP_ROWS => (deep, DEEP_TILES),
-            _ => (self.kernels.attend, TILES),
+        // Blocks that wait for a place begin when others end: of 384 on 264 places the last third runs alone.
+        let kernels = &self.kernels;
+        let (attend, tiles) = match (rows * c.kv_heads).div_ceil(self.device.multiprocessors) {
+            _ if rows <= DEEP_ROWS => (kernels.attend_deep, DEEP_TILES),
+            3 => (kernels.attend_three, TILES),
+            4 => (kernels.attend_four, LEAN_TILES),
+            _ => (None, TILES),
         };
+        let (attend, tiles) = attend.map_or((kernels.attend, TILES), |attend| (attend, tiles));
         let shared = if self.gemm.elt == Elt::F32 { 0 } else { attend_shared(tiles, c.head_dim) };
         let grid = (rows as u32, c.kv_heads as u32, 1);
         start!(self.device, attend, grid, 256, shared; args, qkv, self.scratch.heard.ptr, layer as i32)
