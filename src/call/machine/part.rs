@@ -497,7 +497,7 @@ mod tests {
         const MS: usize = 24;
         let texts = [("One two.", 300), ("One two,", 150), ("One two", 60)];
         for ((text, behind), (answers, before)) in
-            texts.into_iter().flat_map(|text| [(text, (false, 60)), (text, (true, 5))])
+            texts.into_iter().flat_map(|text| [(text, (false, 60)), (text, (true, 2))])
         {
             let reading = crate::text::read(text, Some("en"), crate::text::Normalise::On);
             let mut part = Part::spoken(text.to_owned(), reading, answers);

@@ -21,8 +21,8 @@ use crate::audio::RATE;
 const FLOOR: f32 = 0.003;
 /// Silence that is left before the first sound: 60 ms, in which an "f" begins that is softer than the rest.
 const BEFORE: usize = RATE as usize * 60 / 1_000;
-/// What is left of it before a turn's first sound where nothing softer rises in it: the length of the fade-in, 5 ms.
-const BEFORE_ANSWER: usize = FADE;
+/// What is left of it before a turn's first sound where nothing softer rises in it.
+const BEFORE_ANSWER: usize = LET_IN;
 /// Over what softer sound is looked for in it: 5 ms.
 const PIECE: usize = RATE as usize * 5 / 1_000;
 /// By what such a piece is above the quietest of them: 6 dB.
@@ -35,8 +35,10 @@ const BEHIND_CLAUSE: usize = RATE as usize * 150 / 1_000;
 const BEHIND_WORD: usize = RATE as usize * 60 / 1_000;
 /// More silence than this before the first sound is meant, or is no silence: one second.
 const MOST: usize = RATE as usize;
-/// Sound that is let in and out within this is no click: 5 ms.
-const FADE: usize = RATE as usize * 5 / 1_000;
+/// What begins in the middle is let in within this: 2 ms, as it is below [`FLOOR`].
+const LET_IN: usize = RATE as usize * 2 / 1_000;
+/// Sound that is let out within this is no click: 5 ms.
+const LET_OUT: usize = RATE as usize * 5 / 1_000;
 
 /// What an utterance ends in, which decides how long the pause behind it may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,8 +108,8 @@ impl Quiet {
             return Vec::new();
         }
         if self.left_out > 0 {
-            for (n, sample) in held.iter_mut().take(FADE).enumerate() {
-                *sample *= swell(n);
+            for (n, sample) in held.iter_mut().take(LET_IN).enumerate() {
+                *sample *= swell(n, LET_IN);
             }
         }
         held
@@ -139,15 +141,15 @@ fn rise(silence: &[f32]) -> usize {
     (risen * PIECE + BEFORE_ANSWER).min(BEFORE)
 }
 
-/// How far sound has swelled after `n` samples: half a cosine.
-fn swell(n: usize) -> f32 {
-    0.5 - 0.5 * (std::f32::consts::PI * (n as f32 / FADE as f32).min(1.0)).cos()
+/// How far sound that swells over `all` samples has swelled after `n`: half a cosine.
+fn swell(n: usize, all: usize) -> f32 {
+    0.5 - 0.5 * (std::f32::consts::PI * (n as f32 / all as f32).min(1.0)).cos()
 }
 
 /// Lets the end of `pcm` fall to silence.
 pub(super) fn fade_end(pcm: &mut [f32]) {
-    for (n, sample) in pcm.iter_mut().rev().take(FADE).enumerate() {
-        *sample *= swell(n);
+    for (n, sample) in pcm.iter_mut().rev().take(LET_OUT).enumerate() {
+        *sample *= swell(n, LET_OUT);
     }
 }
 
@@ -181,7 +183,7 @@ mod tests {
     fn a_long_silence_before_the_first_sound_is_left_out_and_one_inside_stays() {
         let (heard, quiet) = passed(&[silence(200), silence(150), [sound(100), silence(700), sound(50)].concat()]);
         assert_eq!((heard.len(), quiet.left_out()), (910 * MS, 290 * MS as u64));
-        assert!(heard[..FADE].iter().all(|sample| sample.abs() <= 0.001));
+        assert!(heard[..LET_IN].iter().all(|sample| sample.abs() <= 0.001));
         assert_eq!(heard[60 * MS..160 * MS], sound(100)[..], "what sounds is as it was");
         let (heard, quiet) = passed(&[[silence(40), sound(100)].concat()]);
         assert_eq!((heard.len(), quiet.left_out()), (140 * MS, 0), "a natural one is as it was");
@@ -196,19 +198,19 @@ mod tests {
     #[test]
     fn a_turn_begins_with_its_first_sound_and_with_what_rises_to_it() {
         let begins = |pieces: &[Vec<f32>]| passed_by(Quiet::of_answer(), pieces).1.left_out() / MS as u64;
-        assert_eq!(begins(&[[silence(150), sound(100)].concat()]), 145);
-        assert_eq!(begins(&[silence(120), [silence(30), soft(25), sound(100)].concat()]), 145);
-        assert_eq!(begins(&[[vec![0.0; 150 * MS], soft(25), sound(100)].concat()]), 145);
+        assert_eq!(begins(&[[silence(150), sound(100)].concat()]), 148);
+        assert_eq!(begins(&[silence(120), [silence(30), soft(25), sound(100)].concat()]), 148);
+        assert_eq!(begins(&[[vec![0.0; 150 * MS], soft(25), sound(100)].concat()]), 148);
         assert_eq!(
             begins(&[[silence(150), soft(80), sound(100)].concat()]),
-            225,
+            228,
             "all of it alike: no softer than the rest"
         );
-        assert_eq!(begins(&[[silence(8), sound(100)].concat()]), 3);
-        assert_eq!(begins(&[[silence(4), sound(100)].concat()]), 0);
+        assert_eq!(begins(&[[silence(8), sound(100)].concat()]), 6);
+        assert_eq!(begins(&[[silence(2), sound(100)].concat()]), 0);
         assert_eq!(begins(&[sound(100)]), 0);
         let (heard, _) = passed_by(Quiet::of_answer(), &[[silence(150), sound(100)].concat()]);
-        assert_eq!(heard[5 * MS..], sound(100)[..], "what sounds is as it was");
+        assert_eq!(heard[2 * MS..], sound(100)[..], "what sounds is as it was");
     }
 
     #[test]
