@@ -235,6 +235,7 @@ impl Bench<'_> {
         let width = effort.widths.iter().copied().max().unwrap_or(1).min(self.slots);
         let slots: Vec<usize> = (0..width).collect();
         let visible = effort.visible;
+        self.prefill_first(width, visible)?;
         let scratch = device.alloc("ceilings", 2 << 30)?;
         let decode = by_kernel(device.timed(|| {
             device.fill_zero(scratch.ptr, scratch.bytes)?;
@@ -277,6 +278,13 @@ impl Bench<'_> {
         prefix.extend((0..visible.saturating_sub(2)).map(|i| Embed::Text(i as u32 % c.vocab as u32)));
         prefix.push(Embed::Speech(c.control(TASK)));
         (prefix, sampling)
+    }
+
+    /// Puts a prefix of `visible` positions into each of the first `slots` slots.
+    fn prefill_first(&mut self, slots: usize, visible: usize) -> Result<(), GpuError> {
+        let (prefix, sampling) = self.speech(visible);
+        let rows: Vec<(usize, &[Embed], &Sampling)> = (0..slots).map(|s| (s, &prefix[..], &sampling)).collect();
+        rows.chunks(32).try_for_each(|rows| self.llm.prefill(rows))
     }
 
     /// The language model's kernels with what each launch must at least take: every byte once at the speed of a large
@@ -336,12 +344,9 @@ impl Bench<'_> {
                 bytes: active as f64 * size,
             });
         }
-        for first in (0..slots).step_by(32) {
-            let rows: Vec<(usize, &[Embed], &Sampling)> =
-                (first..slots.min(first + 32)).map(|s| (s, &prefix[..], &sampling)).collect();
-            self.llm.prefill(&rows)?;
-        }
         for width in llm::WIDTHS.into_iter().filter(|w| *w <= slots && effort.widths.contains(w)) {
+            // Rounds of the width before have made its sequences longer.
+            self.prefill_first(width, visible)?;
             let rows: Vec<usize> = (0..width).collect();
             let mut times = Vec::new();
             for _ in 0..effort.repeats {
@@ -447,8 +452,7 @@ impl Bench<'_> {
         let before = effort.visible / self.acoustic.solver.config.flow.block;
         let prompt = self.prompt(before);
         let voice = self.acoustic.solver.make_voice(&Arc::new(prompt.clone())).map_err(failed)?;
-        let (prefix, sampling) = self.speech(effort.visible);
-        self.llm.prefill(&[(0, &prefix, &sampling)])?;
+        self.prefill_first(1, effort.visible)?;
         let device = self.device.clone();
         for width in flow::WIDTHS.into_iter().filter(|w| effort.widths.contains(w)) {
             let Some(mut held) = self.streams(&prompt, before, width) else { break };
