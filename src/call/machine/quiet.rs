@@ -35,9 +35,9 @@ const BEHIND_CLAUSE: usize = RATE as usize * 150 / 1_000;
 const BEHIND_WORD: usize = RATE as usize * 60 / 1_000;
 /// More silence than this before the first sound is meant, or is no silence: one second.
 const MOST: usize = RATE as usize;
-/// What begins in the middle is let in within this: 2 ms, as it is below [`FLOOR`].
+/// Over how long what is left of a shortened silence swells: 2 ms, since sound below [`FLOOR`] makes no click.
 const LET_IN: usize = RATE as usize * 2 / 1_000;
-/// Sound that is let out within this is no click: 5 ms.
+/// Over how long the end of an utterance fades, so that it does not click: 5 ms.
 const LET_OUT: usize = RATE as usize * 5 / 1_000;
 
 /// What an utterance ends in, which decides how long the pause behind it may be.

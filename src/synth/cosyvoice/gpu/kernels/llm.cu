@@ -256,7 +256,8 @@ DEV u32 swz(int r, int q) { return r * (HD * 2) + ((q ^ (r & (CPR - 1))) << 4); 
 //
 // Queries as the rows of an MMA: the query heads that share the key head, eight a position, of which GROUP count, or sixteen.
 template <bool HIGH> struct QueryRows { // HIGH: whether the upper eight count
-    enum { SPLIT = 0, ROWS = 16, LD = HD + 8 }; // of what it leaves, so that eight rows use all banks
+    // Keys and values of a tile are waited for together. ROWS by LD: what a warp leaves, laid out so that eight rows use all banks.
+    enum { SPLIT = 0, ROWS = 16, LD = HD + 8 };
     uint4 q[HD / 16], weights;
     float o[HD / 8][4] = {}, l[4] = {}, m = -1e30f, m8 = -1e30f, c, c8; // rows of this thread: lane / 4 and lane / 4 + 8
     DEV void queries(u32 q_s, int lane) {
@@ -320,7 +321,7 @@ template <bool HIGH> struct QueryRows { // HIGH: whether the upper eight count
 // Keys, then inputs of a head, as the rows and eight queries as the columns: half of the MMAs and of the registers where no
 // more than eight count, but more steps that wait for each other.
 struct KeyRows {
-    // Keys and values are waited for, and fetched again, by themselves. A warp's lanes use all banks.
+    // Keys and values of a tile are waited for, and replaced by the next, apart. ROWS and LD as above: a warp's lanes use all banks.
     enum { SPLIT = 1, ROWS = 8, LD = HD + 4 };
     // of the queries 2 * (lane % 4) and the next
     float o[HD / 16][4] = {}, l[4] = {}, m[2] = {-1e30f, -1e30f}, c[2];
@@ -463,7 +464,7 @@ template <class Rows, int RING, bool PAIR> DEV void attend(const Llm& p, int r, 
     __syncthreads();
     Rows rows;
     rows.queries(smem_addr(q_s), lane);
-    // What is asked for behind the next to be used.
+    // Copies that may be under way while the oldest is used.
     constexpr int BEHIND = Rows::SPLIT ? 2 * RING - 1 : RING - 1;
     int buf = 0;
     for (int j0 = first; j0 <= last; j0 += step) {

@@ -16,10 +16,11 @@ use crate::synth::cosyvoice::config::LlmConfig;
 
 /// Rows that tile configurations of warpgroup GEMMs are timed at; fewer take the next.
 const BUCKETS: [usize; 11] = [16, 32, 64, 96, 128, 192, 256, 384, 768, 1536, PASS];
-/// Tiles of keys and of values that a warp has room for; up to [`DEEP_ROWS`] rows.
+/// Tiles that a warp of attention has room for, of keys and of values together.
 pub(super) const TILES: usize = 4;
+/// The same for up to [`DEEP_ROWS`] rows.
 pub(super) const DEEP_TILES: usize = 8;
-/// Where four blocks share a multiprocessor.
+/// The same where four blocks share a multiprocessor.
 pub(super) const LEAN_TILES: usize = 2;
 /// Rows up to which an attention block may have a multiprocessor to itself.
 const DEEP_ROWS: usize = 32;
