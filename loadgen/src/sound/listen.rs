@@ -1,8 +1,9 @@
 //! What a listener would say about what was heard: when it began, when it fell silent, where it stalled.
 //!
 //! All of it is computed from decoded sound and arrival times ([`Heard`]), never from what the gateway says.
-//! A sample is heard at the arrival of its packet plus its place in the packet: the earliest a listener
-//! without any buffer could hear it. Stalls are those of a listener behind a buffer of a given length.
+//! A sample is heard at the arrival of its packet (on telephone calls as the kernel notes it) plus its place in the
+//! packet: the earliest a listener without any buffer could hear it. Stalls are those of a listener behind a buffer of
+//! a given length.
 
 use std::time::{Duration, Instant};
 

@@ -16,6 +16,7 @@ use crate::caller::speak::{Idle, Speaker};
 use crate::clock;
 use crate::sound::ear::Ear;
 use crate::sound::heard::{PayloadTypes, Recorder};
+use crate::wire::arrival::Arrivals;
 use crate::wire::codec::Codec;
 use crate::wire::rtp::{self, Report};
 
@@ -28,6 +29,7 @@ const BATCH: usize = 64;
 
 pub(super) struct Media {
     rtp: UdpSocket,
+    arrivals: Arrivals,
     rtcp: UdpSocket,
     relay: Option<Relay>,
     negotiator: sdp::Negotiator,
@@ -71,6 +73,7 @@ impl Media {
             None => None,
         };
         Ok(Media {
+            arrivals: Arrivals::of(&rtp).map_err(CallError::io("times of arrival"))?,
             rtp,
             rtcp,
             negotiator: negotiator(&policy, relay.as_ref().map_or(local, Relay::outer), &keys),
@@ -123,8 +126,7 @@ impl Media {
     pub(super) fn receive(&mut self, buffer: &mut [u8]) -> bool {
         let mut heard = false;
         for _ in 0..BATCH {
-            let Ok((n, _)) = self.rtp.try_recv_from(buffer) else { break };
-            let now = clock::now();
+            let Ok((n, now)) = self.arrivals.next(&self.rtp, buffer) else { break };
             let Some(stream) = &mut self.stream else { continue };
             // RFC 5761 section 4: RTCP may share the port.
             if matches!(buffer.get(1), Some(200..=207)) {
