@@ -55,6 +55,8 @@ pub(super) struct Speaking {
     starved: Option<Instant>,
     /// When it was stepped last: now, for spans.
     stepped: Instant,
+    /// Speech that has left since, and when: its packet goes before anybody is told.
+    departed: Option<(Instant, Spoken)>,
     /// Digits go beside the media.
     pub(super) signals_digits: bool,
     closed: bool,
@@ -98,6 +100,7 @@ impl Speaking {
             last_spoken: None,
             starved: None,
             stepped: now,
+            departed: None,
             signals_digits: false,
             closed: false,
         })
@@ -185,6 +188,9 @@ impl Speaking {
     /// Prepares or sends one frame; `connected`: when media began to flow.
     pub(super) fn step(&mut self, now: Instant, connected: Option<Instant>, out: &mut Outbox) -> Step {
         self.stepped = now;
+        if let Some((at, spoken)) = self.departed.take() {
+            self.speech_left(at, spoken, out);
+        }
         self.synthesis.tick(now);
         self.queue.look(now);
         self.submit(now);
@@ -457,21 +463,20 @@ impl Speaking {
             out.meters.sent(&out.shared.stats, departure.late, departure.stalled.is_some());
         }
         let (packet, spoken) = self.output.packet(now, departure, connected, out);
-        if let Some(spoken) = spoken {
-            if let Some(since) = self.starved.take() {
-                out.meters.starved(now.saturating_duration_since(since));
-            }
-            self.last_spoken = Some(now);
-            out.shared.stats.frames_spoken.fetch_add(1, Relaxed);
-            self.speech_left(now, spoken, out);
-        }
         if let Some(packet) = packet {
             out.push(Action::Send(packet));
         }
+        self.departed = spoken.map(|spoken| (now, spoken));
         spoken.is_some()
     }
 
+    /// Speech left at `now`: tells so, and what that means.
     fn speech_left(&mut self, now: Instant, spoken: Spoken, out: &mut Outbox) {
+        if let Some(since) = self.starved.take() {
+            out.meters.starved(now.saturating_duration_since(since));
+        }
+        self.last_spoken = Some(now);
+        out.shared.stats.frames_spoken.fetch_add(1, Relaxed);
         if let Some(at) = spoken.anchored {
             self.synthesis.note(StreamState::Anchored { at });
         }
