@@ -1,7 +1,7 @@
 //! The sending side of a call: what agents, routes and tests hold.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -10,6 +10,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use super::bridge::{BridgeMode, BridgeRequest, Link, WaitTone};
 use super::info::{CallInfo, MediaTap, Shared};
 use super::settings::Interruptible;
+use super::speech::Speech;
 use super::{BargeInOutcome, CallEvent, CallId, Dialling, Direction, EndReason, Messages, TurnId};
 use crate::hear::ear::Listen;
 use crate::telemetry::context::TraceContext;
@@ -194,6 +195,7 @@ pub enum SpeakError {
 pub struct CallHandle {
     pub(super) shared: Arc<Shared>,
     pub(super) commands: mpsc::Sender<Command>,
+    pub(super) speech: Weak<dyn Speech>,
 }
 
 impl CallHandle {
@@ -246,6 +248,8 @@ impl CallHandle {
     pub async fn speak(&self, turn: TurnRequest) -> Result<TurnId, SpeakError> {
         let (reply, answer) = oneshot::channel();
         self.reserve(turn.text.len())?;
+        // Until its task has taken the text.
+        self.speech.upgrade().iter().for_each(|speech| speech.rouse());
         let bytes = turn.text.len();
         if let Err(error) = self.send(Command::Speak { turn, reply }) {
             self.shared.backlog.give_back(bytes);

@@ -176,7 +176,7 @@ impl Calls {
         // It is set here only.
         leg.trunk().into_iter().for_each(|trunk| drop(shared.trunk.set(trunk.clone())));
         let shared = Arc::new(shared);
-        let handle = CallHandle { shared: shared.clone(), commands };
+        let handle = CallHandle { shared: shared.clone(), commands, speech: Arc::downgrade(&speech) };
         let id = handle.id().clone();
         match inner.live.entry(id.clone()) {
             dashmap::Entry::Occupied(_) => return Err(StartError::Duplicate),

@@ -41,6 +41,9 @@ pub trait Speech: Send + Sync + 'static {
     /// What belongs to an utterance that is over is dropped.
     fn append(&self, _stream: StreamId, _utterance: UtteranceId, _said: &Saying, _last: bool) {}
 
+    /// A text is on its way that will be submitted within a millisecond: what sleeps wakes up meanwhile. Never waits.
+    fn rouse(&self) {}
+
     /// Tells how the listener of `stream` fares.
     fn note(&self, stream: StreamId, note: StreamState);
 }

@@ -26,6 +26,10 @@ impl Speech for Engine {
         Engine::append(self, stream, utterance, said, last);
     }
 
+    fn rouse(&self) {
+        Engine::rouse(self);
+    }
+
     fn note(&self, stream: StreamId, note: StreamState) {
         let note = match note {
             StreamState::Anchored { at } => StreamNote::Anchored { at },
@@ -81,6 +85,10 @@ impl Speech for WithFallback {
 
     fn append(&self, stream: StreamId, utterance: UtteranceId, said: &Saying, last: bool) {
         Engine::append(&self.engine, stream, utterance, said, last);
+    }
+
+    fn rouse(&self) {
+        Speech::rouse(&self.engine);
     }
 
     fn note(&self, stream: StreamId, note: StreamState) {

@@ -290,6 +290,11 @@ impl Engine {
         }
     }
 
+    /// Has devices of this machine that sleep wake up for an utterance that comes within a millisecond. Never blocks.
+    pub fn rouse(&self) {
+        self.inner.devices().values().for_each(Device::rouse);
+    }
+
     /// Whether a new live stream would be taken on now, by some device.
     ///
     /// # Errors

@@ -163,6 +163,10 @@ pub trait Synthesizer: Send {
         Vec::new()
     }
 
+    /// An utterance is on its way to a device that had nothing to do: has what [`Self::prepare`] needs come into the processor's
+    /// caches meanwhile. It changes nothing.
+    fn rehearse(&self) {}
+
     /// Looks at an utterance that was accepted and is to be opened later: the memory it will need. A voice may keep what
     /// it makes of the text until then; every utterance that was prepared is [`Self::forget`]ed.
     ///

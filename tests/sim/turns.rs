@@ -56,6 +56,17 @@ fn a_turn_sounds_as_soon_as_its_first_audio_is_there() {
 }
 
 #[test]
+fn an_engine_is_told_of_a_text_ahead_of_it_and_a_packet_leaves_before_anybody_is_told() {
+    let mut world = World::new();
+    assert_eq!(world.engine.roused(), 0);
+    world.say("Hello there.");
+    assert_eq!(world.engine.roused(), 1);
+    world.run(5_000 * MS);
+    let first = world.events.iter().position(|(_, event)| matches!(event, CallEvent::FirstAudio { .. }));
+    assert_eq!(world.left[first.unwrap()], 1);
+}
+
+#[test]
 fn every_codec_speaks() {
     for codec in [Codec::Opus, Codec::G722, Codec::Pcma, Codec::Pcmu] {
         let mut world = World::with(CallConfig::default(), format(codec, false));

@@ -49,11 +49,17 @@ struct State {
     /// Of which text is still being written, and their pieces behind the first.
     open: BTreeMap<UtteranceId, (Utterance, SpeechSink)>,
     appended: Vec<(String, bool)>,
+    /// How often it was told that a text is on its way.
+    roused: u32,
 }
 
 impl Fake {
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         self.0.lock().expect("no test thread panicked in it")
+    }
+
+    pub(crate) fn roused(&self) -> u32 {
+        self.lock().roused
     }
 
     pub(crate) fn set_speed(&self, first: Duration, rtf: f64) {
@@ -165,6 +171,10 @@ impl Speech for Fake {
         state.make(Utterance { text: said.text.clone(), streamed: !last, ..utterance }, sink);
     }
 
+    fn rouse(&self) {
+        self.lock().roused += 1;
+    }
+
     fn note(&self, _line: StreamId, note: StreamState) {
         self.lock().notes.push(note);
     }
@@ -206,6 +216,8 @@ pub(crate) struct World {
     pub(crate) engine: Arc<Fake>,
     pub(crate) packets: Vec<(Instant, OutPacket)>,
     pub(crate) events: Vec<(Instant, CallEvent)>,
+    /// How many packets had left when each of these was told.
+    pub(crate) left: Vec<usize>,
     pub(crate) asked: Vec<Action>,
     commands: mpsc::Receiver<Command>,
     speech: mpsc::Receiver<SpeechEvent>,
@@ -247,6 +259,7 @@ impl World {
             starts_after: None,
             open: BTreeMap::new(),
             appended: Vec::new(),
+            roused: 0,
         };
         let engine = Arc::new(Fake(Mutex::new(state)));
         let meta = CallMeta {
@@ -269,6 +282,7 @@ impl World {
             engine,
             packets: Vec::new(),
             events: Vec::new(),
+            left: Vec::new(),
             asked: Vec::new(),
             commands,
             speech,
@@ -293,7 +307,10 @@ impl World {
                 busy = true;
                 match action {
                     Action::Send(packet) => self.packets.push((self.now, packet)),
-                    Action::Event(event) => self.events.push((self.now, event)),
+                    Action::Event(event) => {
+                        self.events.push((self.now, event));
+                        self.left.push(self.packets.len());
+                    }
                     other => self.asked.push(other),
                 }
             }
@@ -381,6 +398,7 @@ impl World {
     }
 
     pub(crate) fn take_events(&mut self) -> Vec<CallEvent> {
+        self.left.clear();
         std::mem::take(&mut self.events).into_iter().map(|(_, event)| event).collect()
     }
 

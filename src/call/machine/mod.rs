@@ -166,8 +166,9 @@ impl Machine {
         let (sink, made) = mpsc::channel(256);
         let (shared, _) = Shared::new(meta, Arc::new(config), leg.0, leg.1.codec, now, Duration::ZERO);
         let shared = Arc::new(shared);
-        let machine = Self::new(shared.clone(), leg.1, speech, sink, 0, now)?;
-        Ok((machine, CallHandle { shared, commands }, inbox, made))
+        let handle = CallHandle { shared: shared.clone(), commands, speech: Arc::downgrade(&speech) };
+        let machine = Self::new(shared, leg.1, speech, sink, 0, now)?;
+        Ok((machine, handle, inbox, made))
     }
 
     /// What the caller says from now on goes to `feed`, too; what becomes of it belongs into

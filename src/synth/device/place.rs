@@ -127,6 +127,15 @@ impl Device {
         }
     }
 
+    /// As [`super::Engine::rouse`].
+    pub(super) fn rouse(&self) {
+        match self {
+            Device::Local(local) => local.shared.rouse(),
+            // It would be there no sooner than the utterance.
+            Device::Worker(_) => {}
+        }
+    }
+
     pub(super) fn has_room(&self) -> Result<(), Refused> {
         match self {
             Device::Local(local) => local.shared.has_room(),

@@ -12,6 +12,7 @@ use crate::turn::{Class, Epoch, SpeechEvent, UtteranceEnd};
 mod hanging;
 mod panics;
 mod placement;
+mod roused;
 mod shown;
 
 fn engine() -> Engine {
@@ -128,6 +129,8 @@ struct Script {
     mute: AtomicBool,
     /// The second load panics when it is over, outside of what the device is asked for.
     beside: AtomicBool,
+    /// How often it rehearsed.
+    rehearsals: AtomicU32,
 }
 
 impl Script {
@@ -189,6 +192,10 @@ impl Synthesizer for Flaky {
 
     fn close(&mut self, slot: Slot) {
         self.tone.close(slot);
+    }
+
+    fn rehearse(&self) {
+        self.script.rehearsals.fetch_add(1, Ordering::Relaxed);
     }
 
     fn warm_up(&mut self) -> Result<Seeds, SynthError> {
@@ -383,24 +390,6 @@ async fn a_slow_reader_hears_how_it_ended_after_its_device_failed() {
     }
     made.wait_for(|phase| matches!(phase, Phase::Failed(_))).await.expect("the thread lives");
     assert!(failed(heard(events).await.1).contains("the cable was pulled"));
-    engine.shutdown();
-}
-
-#[tokio::test]
-async fn a_stream_without_a_clock_stays_one_on_another_device() {
-    let scripts = [Arc::new(Script::default()), Arc::new(Script::default())];
-    let engine = engine_of(&[&scripts[0], &scripts[1]], NEVER);
-    engine.ready().await;
-    let stream = StreamId::next();
-    engine.note(stream, StreamNote::Unpaced);
-    scripts[0].next(Fault::Device);
-    let (sink, events) = mpsc::channel(64);
-    engine.submit(Utterance { stream, ..utterance("one") }, sink).expect("accepted");
-    failed(heard(events).await.1);
-    // More than the sink takes: a listener with a clock would be cut off.
-    let (sink, events) = mpsc::channel(1);
-    engine.submit(Utterance { stream, ..utterance(&"word ".repeat(50)) }, sink).expect("accepted");
-    assert_eq!(heard(events).await, (50 * (60 + 4 * 45 + 60) * 24, Some(UtteranceEnd::Done)));
     engine.shutdown();
 }
 

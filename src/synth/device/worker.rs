@@ -4,9 +4,12 @@ mod feeding;
 mod guard;
 mod hang;
 mod launch;
+mod sleep;
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -46,6 +49,9 @@ const RETRY: Duration = Duration::from_millis(5);
 pub(super) struct Shared {
     state: Mutex<State>,
     wake: Condvar,
+    /// Something happened since the last plan. Set while the state is locked, so that the thread does not fall asleep over it; read
+    /// without, by a thread that looks out for it and would keep others from the state.
+    poked: AtomicBool,
     calls: Calls,
     /// Of all devices.
     quotas: Arc<Quotas>,
@@ -76,8 +82,10 @@ pub(super) struct State {
     pub(super) stop: bool,
     /// Its thread has not come back from the voice for so long that it was given up.
     pub(super) hangs: bool,
-    /// Something happened since the last plan.
-    poked: bool,
+    /// The thread sleeps.
+    pub(super) asleep: bool,
+    /// An utterance is on its way: the thread does not sleep until then.
+    roused: Option<Instant>,
     pub(super) payloads: HashMap<JobId, Payload>,
     /// Utterances whose text is still being written.
     pub(super) feeds: HashMap<UtteranceId, JobId>,
@@ -90,7 +98,8 @@ pub(super) struct State {
 impl Shared {
     pub(super) fn new(quotas: Arc<Quotas>, meter: Arc<Meter>) -> Self {
         let state = State { meter, ..State::default() };
-        Self { state: Mutex::new(state), wake: Condvar::new(), calls: Calls::default(), quotas }
+        let (wake, poked) = (Condvar::new(), AtomicBool::new(false));
+        Self { state: Mutex::new(state), wake, poked, calls: Calls::default(), quotas }
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -101,9 +110,19 @@ impl Shared {
     pub(super) fn poke(&self, change: impl FnOnce(&mut State)) {
         let mut state = self.state();
         change(&mut state);
-        state.poked = true;
+        self.changed(state);
+    }
+
+    /// Has the thread look at what was changed.
+    fn changed(&self, state: MutexGuard<'_, State>) {
+        self.poked.store(true, Release);
         drop(state);
         self.wake.notify_one();
+    }
+
+    /// Whether something happened since the last plan.
+    fn is_poked(&self) -> bool {
+        self.poked.load(Acquire)
     }
 
     pub(super) fn is_ready(&self) -> bool {
@@ -170,9 +189,7 @@ impl Shared {
         };
         state.payloads.insert(job, payload);
         state.cycle.accepted(job);
-        state.poked = true;
-        drop(state);
-        self.wake.notify_one();
+        self.changed(state);
         Ok(())
     }
 }
@@ -355,7 +372,7 @@ impl Worker<'_> {
                 }
                 continue;
             }
-            state.poked = false;
+            self.shared.poked.store(false, Relaxed);
             state.drain();
             let now = clock::now();
             let State { cycle, sched: Some(sched), .. } = &mut *state else {
@@ -418,7 +435,7 @@ impl Worker<'_> {
                     drop(state);
                     self.watch()?;
                 }
-                Task::Sleep { until } => self.sleep(state, until),
+                Task::Sleep { until } => self.sleep(state, until)?,
             }
         }
     }
@@ -521,22 +538,6 @@ impl Worker<'_> {
             Some(sched) => sched.record(ran.end, ran.took, step, outcomes),
             None => {}
         }
-    }
-
-    fn sleep(&self, mut state: MutexGuard<'_, State>, until: Option<Instant>) {
-        let idle = |state: &mut State| !state.poked && !state.stop;
-        state.spent.pass(clock::now(), false);
-        // A full sink does not tell when it has room again.
-        let full = !state.leaving.is_empty() || !state.blocked.is_empty();
-        let until = if full { Some(clock::now() + RETRY) } else { until };
-        let mut state = match until {
-            Some(until) => {
-                let wait = until.saturating_duration_since(clock::now());
-                self.shared.wake.wait_timeout_while(state, wait, idle).unwrap_or_else(PoisonError::into_inner).0
-            }
-            None => self.shared.wake.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner),
-        };
-        state.spent.pass(clock::now(), true);
     }
 
     /// Brings gauges up to date before `task`. A caller's work does not wait for them: after a pause, when little of this is in the

@@ -80,3 +80,21 @@ async fn a_new_turn_leaves_the_device_of_the_last_one_when_that_is_full() {
     assert_eq!(lock(&engine.inner.placements)[&stream].device - LOCAL, 1 - last);
     engine.shutdown();
 }
+
+#[tokio::test]
+async fn a_stream_without_a_clock_stays_one_on_another_device() {
+    let scripts = [Arc::new(Script::default()), Arc::new(Script::default())];
+    let engine = engine_of(&[&scripts[0], &scripts[1]], NEVER);
+    engine.ready().await;
+    let stream = StreamId::next();
+    engine.note(stream, StreamNote::Unpaced);
+    scripts[0].next(Fault::Device);
+    let (sink, events) = mpsc::channel(64);
+    engine.submit(Utterance { stream, ..utterance("one") }, sink).expect("accepted");
+    failed(heard(events).await.1);
+    // More than the sink takes: a listener with a clock would be cut off.
+    let (sink, events) = mpsc::channel(1);
+    engine.submit(Utterance { stream, ..utterance(&"word ".repeat(50)) }, sink).expect("accepted");
+    assert_eq!(heard(events).await, (50 * (60 + 4 * 45 + 60) * 24, Some(UtteranceEnd::Done)));
+    engine.shutdown();
+}

@@ -41,12 +41,7 @@ impl Worker<'_> {
 
     /// Waits until the launched step has ended or there is something new to look at.
     pub(super) fn watch(&mut self) -> Result<(), SynthError> {
-        while !self.shared.calls.within(|| self.synth.poll())? {
-            let state = self.shared.state();
-            if state.poked || state.stop {
-                break;
-            }
-            drop(state);
+        while !self.shared.is_poked() && !self.shared.calls.within(|| self.synth.poll())? {
             std::thread::yield_now();
         }
         Ok(())
