@@ -248,7 +248,7 @@ impl CallHandle {
     pub async fn speak(&self, turn: TurnRequest) -> Result<TurnId, SpeakError> {
         let (reply, answer) = oneshot::channel();
         self.reserve(turn.text.len())?;
-        // Until its task has taken the text.
+        // A device wakes up while the task takes the text.
         self.speech.upgrade().iter().for_each(|speech| speech.rouse());
         let bytes = turn.text.len();
         if let Err(error) = self.send(Command::Speak { turn, reply }) {
