@@ -13,6 +13,9 @@
 //!   the device, which stood still for each. Not beside a step that makes first audio, whose next step would wait for it.
 //! - **While such a step is in flight only short ones run** ([`SHORT`]): the next step of the turn that it is for waits
 //!   for them.
+//! - **Never the stage that is in flight**, which would need a second set of buffers. Simulated with first audio's flow beside a
+//!   wide step of flow, 24 to 125 turns a second: p50 and p95 differ by chance only. That step mostly ends while the new
+//!   turn decodes.
 
 use std::time::{Duration, Instant};
 
