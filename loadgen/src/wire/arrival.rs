@@ -64,9 +64,9 @@ impl Arrivals {
 /// The monotonic clock and the wall clock at one instant: of three readings the one in which least time passed between
 /// the two, as the thread may lose its processor there.
 fn both_clocks() -> (Instant, Duration) {
-    let readings = [(); 3].map(|()| (clock::now(), clock::wall(), clock::now()));
-    let [first, ..] = readings;
-    let (now, wall, _) = readings.into_iter().min_by_key(|(before, _, after)| *after - *before).unwrap_or(first);
+    let mut readings = [(); 3].map(|()| (clock::now(), clock::wall(), clock::now()));
+    readings.sort_by_key(|(before, _, after)| *after - *before);
+    let [(now, wall, _), ..] = readings;
     (now, wall)
 }
 
