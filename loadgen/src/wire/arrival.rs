@@ -54,11 +54,15 @@ impl Arrivals {
             Ok((message.bytes, stamp))
         })?;
         let (now, wall) = both_clocks();
-        let waited = stamp.map_or(Duration::ZERO, |stamp| wall.saturating_sub(stamp));
-        let waited = if waited > LONGEST { Duration::ZERO } else { waited };
-        self.latest = self.latest.max(now - waited);
+        self.latest = self.latest.max(now - stamp.map_or(Duration::ZERO, |stamp| waited(wall, stamp)));
         Ok((length, self.latest))
     }
+}
+
+/// How long a datagram has waited that came at `stamp` by the wall clock, at which it is `wall` now.
+fn waited(wall: Duration, stamp: Duration) -> Duration {
+    let waited = wall.saturating_sub(stamp);
+    if waited > LONGEST { Duration::ZERO } else { waited }
 }
 
 /// The monotonic clock and the wall clock at one instant: of three readings the one in which least time passed between
@@ -73,6 +77,14 @@ fn both_clocks() -> (Instant, Duration) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_clock_that_was_set_says_nothing_of_how_long_a_datagram_has_waited() {
+        let (wall, ms) = (Duration::from_secs(1_000), Duration::from_millis);
+        assert_eq!(waited(wall, wall - ms(3)), ms(3));
+        assert_eq!(waited(wall, wall + ms(3)), Duration::ZERO, "set back");
+        assert_eq!(waited(wall, wall - Duration::from_secs(60)), Duration::ZERO, "set forward");
+    }
 
     #[tokio::test]
     #[allow(clippy::disallowed_methods, reason = "datagrams wait while real time passes")]
