@@ -133,39 +133,85 @@ template <int GROUPS, int BN, int ST, int INPUTS, int MORE> DEV void warpgroup(c
         inv[tid] = rsqrtf(all / p.kreal + p.eps);
     }
     __syncwarp();
-    // the part in flight; the one before, of a pair; all pairs (or parts) before that
-    float acc[BN / 2], held[INPUTS == LONG ? BN / 2 : 1], tot[BN / 2];
+    // A part that is being summed, and the next; all parts before them, or all pairs, of which `held` is the one at hand.
+    constexpr bool TWO = INPUTS == SHORT && GROUPS == 1;
+    float acc[BN / 2], next[TWO ? BN / 2 : 1], held[INPUTS == LONG ? BN / 2 : 1], tot[BN / 2];
 #pragma unroll
-    for (int e = 0; e < BN / 2; e++) { tot[e] = 0.f; acc[e] = 0.f; if (INPUTS == LONG) held[e] = 0.f; }
+    for (int e = 0; e < BN / 2; e++) { tot[e] = 0.f; if (INPUTS == LONG) held[e] = 0.f; }
     const u32 mine_w = ring + (warp >> 2) * 64 * 128;
-    int slot = 0, phase = 0, q = 0, part = 0;
-#pragma unroll 1
-    for (int c = c0; c < c1; c++) {
+    int slot = 0, phase = 0, used = 0;
+    // Has a step's 64 inputs multiplied, and does not wait for it.
+    auto multiply = [&](float* sums, bool add) {
         bar_wait(full + slot * 8, phase);
         const u64 shape = (1ull << 16) | (64ull << 32) | (1ull << 62);
         const u64 a = (u64)((mine_w + slot * STAGE) >> 4) | shape, b = (u64)((ring + slot * STAGE + WEIGHTS) >> 4) | shape;
         group_fence();
 #pragma unroll
-        for (int k = 0; k < 4; k++) group_mma<BN>(acc, a + 2 * k, b + 2 * k, k > 0 || q > 0);
+        for (int k = 0; k < 4; k++) group_mma<BN>(sums, a + 2 * k, b + 2 * k, k > 0 || add);
         group_commit();
-        group_wait();
-        if (lane == 0) bar_arrive(empty + slot * 8);
-        __syncwarp();
         if (++slot == ST) { slot = 0; phase ^= 1; }
-        if (++q < per && c + 1 < c1) continue;
-        if constexpr (INPUTS == LONG) {
+    };
+    // The oldest step that was not released has been multiplied.
+    auto release = [&] {
+        if (lane == 0) bar_arrive(empty + used * 8);
+        __syncwarp();
+        if (++used == ST) used = 0;
+    };
+    auto total = [&](const float* sums) {
 #pragma unroll
-            for (int e = 0; e < BN / 2; e++) held[e] += acc[e];
-            if (part % 2 == 1 || c + 1 == c1)
-#pragma unroll
-                for (int e = 0; e < BN / 2; e++) { tot[e] += held[e]; held[e] = 0.f; }
-        } else {
-            // a cluster's block has no more than one pair
-#pragma unroll
-            for (int e = 0; e < BN / 2; e++) tot[e] += acc[e];
+        for (int e = 0; e < BN / 2; e++) tot[e] += sums[e];
+    };
+    // One step is multiplied while the sums of the one before it are waited for and added up.
+    if constexpr (TWO) {
+        multiply(acc, false);
+        int c = c0 + 1;
+#pragma unroll 1
+        for (; c + 1 < c1; c += 2) {
+            multiply(next, false);
+            group_wait<1>();
+            release();
+            total(acc);
+            multiply(acc, false);
+            group_wait<1>();
+            release();
+            total(next);
         }
-        q = 0;
-        part++;
+        if (c < c1) {
+            multiply(next, false);
+            group_wait<1>();
+            total(acc);
+            group_wait();
+            total(next);
+        } else {
+            group_wait();
+            total(acc);
+        }
+    } else {
+        int part = 0;
+#pragma unroll 1
+        for (int c = c0; c < c1;) {
+            multiply(acc, false);
+            const int end = min(c + per, c1);
+#pragma unroll 1
+            for (c++; c < end; c++) {
+                // Of large steps few have room: each is released as soon as it can be.
+                if constexpr (BN > 64) { group_wait(); release(); }
+                multiply(acc, true);
+                if constexpr (BN <= 64) { group_wait<1>(); release(); }
+            }
+            group_wait();
+            release();
+            if constexpr (INPUTS == LONG) {
+#pragma unroll
+                for (int e = 0; e < BN / 2; e++) held[e] += acc[e];
+                if (part++ % 2 == 1 || c == c1)
+#pragma unroll
+                    for (int e = 0; e < BN / 2; e++) { tot[e] += held[e]; held[e] = 0.f; }
+            } else {
+                // a cluster's block has no more than one pair
+                total(acc);
+            }
+        }
     }
     // The ring has been read by everybody: the sums take its place. Outputs 2g, 2g+1 of the warp's sixteen and rows
     // 2*t4, 2*t4+1 of every eight are this thread's.
