@@ -3,7 +3,9 @@
 #[rustfmt::skip]
 mod words;
 
+use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::LazyLock;
 
 use whatlang::{Detector, Lang};
 
@@ -255,6 +257,17 @@ fn sure(text: &str) -> Option<&'static str> {
     LATIN.iter().find(|(_, lang, _)| *lang == found.lang()).map(|(tag, ..)| *tag)
 }
 
+/// Of each small word the languages that have it: bits in the order of [`SMALL_WORDS`]. A word in hand is looked up once, not
+/// in the list of every language.
+static WHOSE: LazyLock<HashMap<&str, u64>> = LazyLock::new(|| {
+    const { assert!(SMALL_WORDS.len() <= 64) };
+    let mut whose = HashMap::new();
+    for (at, (_, words)) in SMALL_WORDS.iter().enumerate() {
+        words.iter().for_each(|word| *whose.entry(*word).or_default() |= 1 << at);
+    }
+    whose
+});
+
 /// The language whose small words `text` holds most of.
 fn by_small_words(text: &str) -> Option<Found> {
     let mut found = [0_usize; SMALL_WORDS.len()];
@@ -267,8 +280,10 @@ fn by_small_words(text: &str) -> Option<Found> {
     let chunks = shown.split_whitespace().filter(|chunk| !is_address(chunk));
     let words = chunks.flat_map(|chunk| chunk.split(|c: char| !c.is_alphabetic()));
     for word in words.filter(|word| !word.is_empty()) {
-        for (count, (_, words)) in found.iter_mut().zip(SMALL_WORDS) {
-            *count += usize::from(words.contains(&word));
+        let mut languages = WHOSE.get(word).copied().unwrap_or_default();
+        while languages != 0 {
+            found[languages.trailing_zeros() as usize] += 1;
+            languages &= languages - 1;
         }
     }
     // The first of equals: they stand in the order of how many speak them on telephones.
