@@ -163,9 +163,14 @@ pub trait Synthesizer: Send {
         Vec::new()
     }
 
-    /// An utterance is on its way to a device that had nothing to do: has what [`Self::prepare`] needs come into the processor's
-    /// caches meanwhile. It changes nothing.
-    fn rehearse(&self) {}
+    /// An utterance is on its way to a device that had nothing to do: has what it needs up to its first step come into the
+    /// processor's caches meanwhile. It changes nothing.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    fn rehearse(&mut self) -> Result<(), SynthError> {
+        Ok(())
+    }
 
     /// Looks at an utterance that was accepted and is to be opened later: the memory it will need. A voice may keep what
     /// it makes of the text until then; every utterance that was prepared is [`Self::forget`]ed.

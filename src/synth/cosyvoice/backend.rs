@@ -390,6 +390,14 @@ pub trait Backend: Send {
     fn precedence(&self) -> Option<Arc<Precedence>> {
         None
     }
+
+    /// As [`crate::synth::Synthesizer::rehearse`], for what a prefill needs; nothing is under way.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn rehearse(&mut self) -> Result<(), SynthError> {
+        Ok(())
+    }
 }
 
 /// How the frames after the last whole block are computed (section 8, the end).

@@ -525,9 +525,10 @@ impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
         self.backend.memory_parts()
     }
 
-    fn rehearse(&self) {
+    fn rehearse(&mut self) -> Result<(), SynthError> {
         // The 8 ids of a short sentence take 124 us where the processor did other things meanwhile, and 25 us behind this.
         let _ = self.tokenizer.encode_words("Of course, it is open on Monday.", Markup::None);
+        self.backend.rehearse()
     }
 
     fn prepare(&mut self, utterance: &Utterance) -> Result<Need, SynthError> {

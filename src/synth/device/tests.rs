@@ -194,8 +194,9 @@ impl Synthesizer for Flaky {
         self.tone.close(slot);
     }
 
-    fn rehearse(&self) {
+    fn rehearse(&mut self) -> Result<(), SynthError> {
         self.script.rehearsals.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     }
 
     fn warm_up(&mut self) -> Result<Seeds, SynthError> {

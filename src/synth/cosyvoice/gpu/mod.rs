@@ -451,6 +451,10 @@ impl Backend for GpuBackend {
         Ok(())
     }
 
+    fn rehearse(&mut self) -> Result<(), SynthError> {
+        Ok(self.llm.rehearse()?)
+    }
+
     fn decode(&mut self, slots: &[Slot], rounds: u32, out: &mut Vec<Decoded>) -> Result<(), SynthError> {
         decode_rounds(&mut self.llm, &mut self.acoustic, slots, rounds, out, None)
     }

@@ -29,7 +29,7 @@ impl Shared {
 
 impl Worker<'_> {
     /// Sleeps until something happens; roused, it makes ready for what is on its way, and looks out for it.
-    pub(super) fn sleep(&self, mut state: MutexGuard<'_, State>, until: Option<Instant>) -> Result<(), SynthError> {
+    pub(super) fn sleep(&mut self, mut state: MutexGuard<'_, State>, until: Option<Instant>) -> Result<(), SynthError> {
         let idle = |state: &mut State| !self.shared.is_poked() && state.roused.is_none();
         state.spent.pass(clock::now(), false);
         // A full sink does not tell when it has room again.
@@ -47,10 +47,7 @@ impl Worker<'_> {
         if let Some(until) = state.roused.take() {
             drop(state);
             if !self.shared.is_poked() {
-                self.shared.calls.within(|| {
-                    self.synth.rehearse();
-                    Ok(())
-                })?;
+                self.shared.calls.within(|| self.synth.rehearse())?;
             }
             while !self.shared.is_poked() && clock::now() < until {
                 std::thread::yield_now();
