@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use reqwest::header::CONTENT_TYPE;
 use serde_json::{Value, json};
 
 use crate::caller::call::CallError;
 use crate::clock;
 use crate::sound::heard::Clip;
 use crate::wire::codec::from_i16;
-use crate::wire::http;
+use crate::wire::http::{self, Noted};
 
 /// Rate of `pcm` from `/v1/audio/speech`.
 const SPEECH_RATE: u32 = 24_000;
@@ -61,9 +62,12 @@ impl Gateway {
         voice: Option<&str>,
     ) -> Result<(Instant, Option<String>), CallError> {
         let turn = json!({ "text": text, "voice": voice });
-        let request = self.request(reqwest::Method::POST, &format!("v1/calls/{call}/turns"))?.json(&turn);
-        let sent = clock::now();
+        let (body, taken) = Noted::new(turn.to_string());
+        let request = self.request(reqwest::Method::POST, &format!("v1/calls/{call}/turns"))?;
+        let request = request.header(CONTENT_TYPE, "application/json").body(reqwest::Body::wrap(body));
+        let asked = clock::now();
         let body: Value = accepted(request.send().await?).await?.json().await?;
+        let sent = taken.get().copied().unwrap_or(asked);
         Ok((sent, body["utteranceId"].as_str().map(str::to_owned)))
     }
 
