@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{broadcast, oneshot};
 
 use super::*;
-use crate::call::handle::Command;
+use crate::call::command::Command;
 use crate::call::machine::{Machine, fixture};
 use crate::clock;
 use crate::media::leg::{Codec, MediaFormat};
@@ -85,7 +85,9 @@ async fn a_greeting_waits_for_capacity() {
     agents.serve(rig.handle.clone(), Agent { greeting: Some("Hello.".into()), ..Agent::at("builtin:silent") });
     loop {
         match rig.inbox.recv().await.expect("it greets") {
-            Command::Speak { turn, .. } => break assert!(turn.patient && turn.text == "Hello."),
+            Command::Speak { turn, .. } => {
+                break assert!(turn.request.patient && turn.request.text == "Hello.");
+            }
             _ => continue,
         }
     }

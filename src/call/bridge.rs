@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::handle::{CallHandle, Command};
+use super::command::Command;
+use super::handle::CallHandle;
 use super::{CallId, Dialling, EndReason, SpeakError};
 use crate::media::decode;
 use crate::media::relay::Sound;

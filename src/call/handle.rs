@@ -7,11 +7,12 @@ use std::time::Duration;
 use serde::Serialize;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
-use super::bridge::{BridgeMode, BridgeRequest, Link, WaitTone};
+use super::command::Command;
 use super::info::{CallInfo, MediaTap, Shared};
+use super::machine::WholeTurn;
 use super::settings::Interruptible;
 use super::speech::Speech;
-use super::{BargeInOutcome, CallEvent, CallId, Dialling, Direction, EndReason, Messages, TurnId};
+use super::{BargeInOutcome, CallEvent, CallId, Direction, EndReason, Messages, TurnId};
 use crate::hear::ear::Listen;
 use crate::telemetry::context::TraceContext;
 use crate::text::{Lexicon, Normalise};
@@ -246,15 +247,14 @@ impl CallHandle {
     /// # Errors
     /// It was not accepted; nothing of it will be spoken.
     pub async fn speak(&self, turn: TurnRequest) -> Result<TurnId, SpeakError> {
-        let (reply, answer) = oneshot::channel();
-        self.reserve(turn.text.len())?;
-        // A device wakes up while the task takes the text.
-        self.speech.upgrade().iter().for_each(|speech| speech.rouse());
         let bytes = turn.text.len();
-        if let Err(error) = self.send(Command::Speak { turn, reply }) {
-            self.shared.backlog.give_back(bytes);
-            return Err(error);
-        }
+        self.reserve(bytes)?;
+        // A device and the call's task wake up while the text is read here. A call with no room for more commands is awake.
+        self.speech.upgrade().iter().for_each(|speech| speech.rouse());
+        let _ = self.send(Command::Wake);
+        let (reply, answer) = oneshot::channel();
+        let turn = WholeTurn::read(turn, &self.shared.config.segment);
+        self.send(Command::Speak { turn, reply }).inspect_err(|_| self.shared.backlog.give_back(bytes))?;
         answer.await.unwrap_or(Err(SpeakError::Ended))
     }
 
@@ -265,6 +265,10 @@ impl CallHandle {
     pub fn push_text(&self, delta: TextDelta) -> Result<(), SpeakError> {
         let bytes = delta.token.len();
         self.reserve(bytes)?;
+        // The task reads what is pushed. Of a text that goes on, most pieces are of no use to a device yet.
+        if delta.last {
+            self.speech.upgrade().iter().for_each(|speech| speech.rouse());
+        }
         self.send(Command::Text(delta)).inspect_err(|_| self.shared.backlog.give_back(bytes))
     }
 
@@ -481,119 +485,4 @@ fn full<T>(error: mpsc::error::TrySendError<T>) -> SpeakError {
         mpsc::error::TrySendError::Full(_) => SpeakError::Busy,
         mpsc::error::TrySendError::Closed(_) => SpeakError::Ended,
     }
-}
-
-/// What a handle asks of its call.
-#[derive(Debug)]
-pub enum Command {
-    /// Speak a whole turn.
-    Speak {
-        /// The turn.
-        turn: TurnRequest,
-        /// Where the answer goes.
-        reply: oneshot::Sender<Result<TurnId, SpeakError>>,
-    },
-    /// The next piece of a streamed turn.
-    Text(TextDelta),
-    /// Say whether recorded audio would be taken now.
-    Room {
-        /// Where the answer goes.
-        reply: oneshot::Sender<Result<(), SpeakError>>,
-    },
-    /// Play recorded audio.
-    Play {
-        /// How.
-        request: PlayRequest,
-        /// Mono at [`crate::audio::RATE`].
-        clip: Arc<[f32]>,
-        /// Where the answer goes.
-        reply: oneshot::Sender<Result<TurnId, SpeakError>>,
-    },
-    /// Keep a place for recorded audio that is being fetched; [`Command::Arrived`] brings it.
-    Await {
-        /// How.
-        request: PlayRequest,
-        /// Dropped when the clip is not waited for any more.
-        wanted: oneshot::Sender<std::convert::Infallible>,
-        /// Where the answer goes.
-        reply: oneshot::Sender<Result<TurnId, SpeakError>>,
-    },
-    /// Recorded audio was fetched.
-    Arrived {
-        /// Which turn waits for it.
-        turn: TurnId,
-        /// Mono at [`crate::audio::RATE`], or why there is none.
-        clip: Result<Arc<[f32]>, String>,
-    },
-    /// The next piece of streamed audio.
-    Audio {
-        /// Mono samples.
-        pcm: Vec<i16>,
-        /// Samples per second.
-        rate: u32,
-        /// What cuts it off.
-        interruptible: Option<Interruptible>,
-    },
-    /// Tell when everything queued has been sent.
-    Mark(String),
-    /// Cut off and forget.
-    Interrupt,
-    /// As [`Command::Interrupt`]; a media stream's word for it.
-    Clear,
-    /// Decide a pending barge-in.
-    ResolveBargeIn(BargeInOutcome),
-    /// Hold or resume.
-    Hold(bool),
-    /// Hand the peer over.
-    Transfer {
-        /// To whom.
-        to: String,
-        /// Whether we speak to them first.
-        attended: bool,
-        /// How long they may take to answer; `None`: as long as telephones ring.
-        limit: Option<Duration>,
-    },
-    /// Call a human and join them with the peer.
-    Bridge(BridgeRequest),
-    /// No human is called, for this reason.
-    BridgeRefused(String),
-    /// How far that call is.
-    Bridging {
-        /// Which; `None`: none was placed.
-        with: Option<CallId>,
-        /// How far.
-        state: Dialling,
-        /// What the peer hears meanwhile.
-        wait: WaitTone,
-    },
-    /// This call is one of two from now on.
-    Join(Box<Link>),
-    /// The agent does something else meanwhile.
-    BridgeMode(BridgeMode),
-    /// The bridge is not wanted any more.
-    EndBridge,
-    /// Send digits.
-    Digits(String),
-    /// Find out who answered; with `hold` nothing is said before that is known, and to a machine only after its beep.
-    DetectAnswer {
-        /// Whether speech waits.
-        hold: bool,
-    },
-    /// The caller said something.
-    Prompt {
-        /// The words.
-        text: String,
-        /// BCP 47 language, or empty.
-        lang: String,
-    },
-    /// Tell what the agent hands on.
-    Handoff(String),
-    /// Hear differently from now on.
-    Listen(Listen),
-    /// Send text on the data channel.
-    Message(String),
-    /// Send text on the data channel, if there is one.
-    Caption(String),
-    /// End when everything queued has been said.
-    Finish(EndReason),
 }

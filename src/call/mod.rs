@@ -18,6 +18,7 @@
 pub mod bench;
 pub mod bridge;
 mod caller;
+pub mod command;
 pub mod event;
 pub mod handle;
 mod heard;

@@ -12,7 +12,8 @@ use tokio::sync::oneshot;
 
 use self::fetch::Fetcher;
 use super::TurnId;
-use super::handle::{CallHandle, Command, PlayRequest, SpeakError};
+use super::command::Command;
+use super::handle::{CallHandle, PlayRequest, SpeakError};
 use super::settings::CallConfig;
 use crate::audio;
 use crate::media::resample;

@@ -10,7 +10,7 @@ use tokio::sync::{broadcast, mpsc};
 use tokio::time::{Instant as Alarm, sleep_until, timeout};
 
 use super::bridge::{BridgeRequest, BridgeState, Piece};
-use super::handle::Command;
+use super::command::Command;
 use super::info::{Shared, Tellers};
 use super::machine::{Action, Machine};
 use super::speech::Speech;

@@ -4,8 +4,8 @@ use std::time::Duration;
 use antiphon::agent::config::Agent;
 use antiphon::agent::frames::print;
 use antiphon::agent::relay::Relay;
+use antiphon::call::command::Command;
 use antiphon::call::event::{Cause, Heard, Precision, Stages};
-use antiphon::call::handle::Command;
 use antiphon::call::{
     CallConfig, CallEvent, EndReason, PlayRequest, SpeakError, Style, TextDelta, TurnHow, TurnId, TurnRequest,
 };
@@ -64,6 +64,10 @@ fn an_engine_is_told_of_a_text_ahead_of_it_and_a_packet_leaves_before_anybody_is
     world.run(5_000 * MS);
     let first = world.events.iter().position(|(_, event)| matches!(event, CallEvent::FirstAudio { .. }));
     assert_eq!(world.left[first.unwrap()], 1);
+    world.push("One moment, ", false);
+    assert_eq!(world.engine.roused(), 1, "most pieces of a text that goes on are of no use to it");
+    world.push("please.", true);
+    assert_eq!(world.engine.roused(), 2);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use antiphon::call::handle::Command;
+use antiphon::call::command::Command;
 use antiphon::call::machine::{Action, Machine};
 use antiphon::call::{
     CallConfig, CallEvent, CallHandle, CallId, CallMeta, Direction, EndReason, Refusal, SpeakError, Speech,

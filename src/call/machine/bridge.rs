@@ -15,7 +15,8 @@ use super::output::Mix;
 use super::speaking::Speaking;
 use crate::call::bridge::{BridgeMode, LinkSender, Piece, Role, Speaker, WaitTone};
 use crate::call::caller::CallerInput;
-use crate::call::handle::{Command, SpeakError};
+use crate::call::command::Command;
+use crate::call::handle::SpeakError;
 use crate::call::{BridgeState, CallEvent, CallId, Cause, Dialling, EndReason};
 use crate::media::relay::Relay;
 
@@ -144,7 +145,7 @@ impl Bridge {
                 self.0.iter_mut().for_each(|joined| joined.drained = true);
             }
             Command::Speak { turn, reply } if self.silences() => {
-                around.out.shared.backlog.give_back(turn.text.len());
+                around.out.shared.backlog.give_back(turn.request.text.len());
                 // A requester that is gone needs no answer.
                 let _ = reply.send(Err(SpeakError::Bridged));
             }

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use super::Machine;
 use super::outbox::Outbox;
 use super::speaking::Speaking;
-use crate::call::handle::Command;
+use crate::call::command::Command;
 use crate::call::info::Shared;
 use crate::call::{CallConfig, CallHandle, CallId, CallMeta, Direction, EndReason, Refusal, Speech, StreamState};
 use crate::media::leg::{Codec, MediaFormat};

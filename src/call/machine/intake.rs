@@ -16,14 +16,14 @@ use super::queue::Entry;
 use super::speaking::Speaking;
 use super::speculation::Standing;
 use super::turn::Turn;
+use super::whole::WholeTurn;
 use super::writing::Writing;
 use crate::audio::{RATE, from_i16};
 use crate::call::event::Cause;
-use crate::call::handle::{PlayRequest, SpeakError, Style, TextDelta, TurnRequest};
-use crate::call::segment::Script;
+use crate::call::handle::{PlayRequest, SpeakError, Style, TextDelta};
 use crate::call::{CallEvent, EndReason, Interruptible, TurnId};
 use crate::media::resample;
-use crate::turn::{SPEEDS, checked_speed};
+use crate::turn::SPEEDS;
 
 /// The rest of a stream that was cut off is recognised by coming without a pause. Longer than the pause
 /// between two tokens, shorter than any caller's sentence that leads to a new reply.
@@ -58,29 +58,23 @@ impl Intake {
     pub(super) fn turn(
         &mut self,
         now: Instant,
-        request: TurnRequest,
+        whole: WholeTurn,
         speaking: &mut Speaking,
         out: &mut Outbox,
     ) -> Result<TurnId, SpeakError> {
-        let bytes = request.text.len();
-        self.whole(now, request, speaking, out).inspect_err(|_| out.shared.backlog.give_back(bytes))
+        let bytes = whole.request.text.len();
+        self.whole(now, whole, speaking, out).inspect_err(|_| out.shared.backlog.give_back(bytes))
     }
 
     fn whole(
         &mut self,
         now: Instant,
-        request: TurnRequest,
+        WholeTurn { request, turn }: WholeTurn,
         speaking: &mut Speaking,
         out: &mut Outbox,
     ) -> Result<TurnId, SpeakError> {
         is_open(speaking)?;
-        checked_speed(request.style.speed).map_err(SpeakError::Invalid)?;
-        let Style { markup, lexicon, .. } = &request.style;
-        let cuts = Script::whole_reading(&request.text, out.shared.config.segment.clone(), *markup, lexicon)
-            .map_err(SpeakError::Invalid)?;
-        if cuts.is_empty() {
-            return Err(SpeakError::Empty);
-        }
+        let mut turn = turn?;
         if request.interrupt {
             let cut = speaking.cancel(now, Cause::Agent, |_| false, out);
             self.cut_off(now, cut);
@@ -89,16 +83,15 @@ impl Intake {
             return Err(SpeakError::Busy);
         }
         speaking.close_open(out);
-        let TurnRequest { id, text, ahead, patient, style, .. } = request;
-        let mut turn = new_turn(now, id, style);
-        turn.bytes = text.len();
-        cuts.into_iter().for_each(|cut| turn.add(cut));
+        turn.accepted = now;
         speaking.synthesis.check_phonemes(&turn, out);
         speaking.synthesis.check_language(&turn, out);
-        let id = self.begin(now, turn, ahead, speaking, out);
+        let id = self.begin(now, *turn, request.ahead, speaking, out);
         speaking.submit(now);
         // Refused at once and nothing of it was taken: the requester may go elsewhere with it.
-        if !patient && let Some(retry_after) = speaking.take_back_refused(now, &id) {
+        if !request.patient
+            && let Some(retry_after) = speaking.take_back_refused(now, &id)
+        {
             return Err(SpeakError::Refused { retry_after, reason: "the engine has no capacity now".into() });
         }
         told(&id, out);
@@ -327,7 +320,8 @@ fn told(turn: &TurnId, out: &mut Outbox) {
 mod tests {
     use super::*;
     use crate::call::machine::fixture;
-    use crate::call::{Refusal, Speech, StreamState};
+    use crate::call::segment::SegmentConfig;
+    use crate::call::{Refusal, Speech, StreamState, TurnRequest};
     use crate::clock;
     use crate::turn::{SpeechSink, StreamId, Utterance};
 
@@ -335,8 +329,8 @@ mod tests {
         TextDelta { id: id.cloned(), token: "word ".into(), last, style: Style::default() }
     }
 
-    fn whole(text: &str) -> TurnRequest {
-        TurnRequest::new(text)
+    fn whole(request: TurnRequest) -> WholeTurn {
+        WholeTurn::read(request, &SegmentConfig::default())
     }
 
     /// An engine without capacity.
@@ -357,10 +351,10 @@ mod tests {
         let mut speaking = fixture::speaking_with(now, &out, Arc::new(Full));
         let mut intake = Intake::default();
         assert!(out.shared.backlog.take(1_000), "as the handle does");
-        let refused = intake.turn(now, whole("Hello."), &mut speaking, &mut out);
+        let refused = intake.turn(now, whole(TurnRequest::new("Hello.")), &mut speaking, &mut out);
         assert!(matches!(refused, Err(SpeakError::Refused { .. })) && speaking.queue.front().is_none());
-        let patient = TurnRequest { patient: true, ..whole("Hello.") };
-        assert!(intake.turn(now, patient, &mut speaking, &mut out).is_ok());
+        let patient = TurnRequest { patient: true, ..TurnRequest::new("Hello.") };
+        assert!(intake.turn(now, whole(patient), &mut speaking, &mut out).is_ok());
         assert!(speaking.queue.front().is_some() && speaking.synthesis.retry_at().is_some());
     }
 

@@ -6,7 +6,7 @@
 //!
 //! [`Machine`] takes what happens and hands it to the part that it concerns; each part owns its own state:
 //!
-//! - [`intake`]: text, clips and streamed audio on their way into the queue
+//! - [`intake`]: text, clips and streamed audio on their way into the queue; [`whole`]: turns whose text is all there
 //! - [`speaking`]: what is said, made of [`queue`] (turns in order, of [`turn`], and [`writing`] while their text comes),
 //!   [`synthesis`] (the engine's side), [`output`] (encoder and playout), [`pause`] (hold, and a barge-in that waits for
 //!   the agent), [`speculation`] (answers made before it is certain that the caller has finished) and [`latency`] (what
@@ -41,9 +41,11 @@ mod speculation;
 mod synthesis;
 mod transfer;
 mod turn;
+mod whole;
 mod writing;
 
 pub use self::phrases::{streamed_utterances, utterances};
+pub use self::whole::WholeTurn;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -61,8 +63,9 @@ use self::speaking::{Speaking, Step};
 use self::transfer::Transfer;
 use super::bridge::{BridgeRequest, Piece};
 use super::caller::{CallerInput, Signal};
+use super::command::Command;
 use super::event::{BargeInOutcome, Cause};
-use super::handle::{CallHandle, CallMeta, Command};
+use super::handle::{CallHandle, CallMeta};
 use super::info::{Shared, codec_number};
 use super::settings::CallConfig;
 use super::speech::Speech;
@@ -195,6 +198,7 @@ impl Machine {
         if let Some(apology) = self.hearing.take(now, event, &mut self.speaking, &mut self.out) {
             // Refused where too much waits already, or the call is ending: then there is nothing to say either.
             if !self.bridge.is_up() && self.out.shared.backlog.take(apology.text.len()) {
+                let apology = WholeTurn::read(apology, &self.out.shared.config.segment);
                 let _ = self.intake.turn(now, apology, &mut self.speaking, &mut self.out);
             }
         }
@@ -291,6 +295,7 @@ impl Machine {
         };
         let (speaking, out) = (&mut self.speaking, &mut self.out);
         match command {
+            Command::Wake => {}
             Command::Speak { turn, reply } => {
                 // A requester that is gone needs no answer.
                 let _ = reply.send(self.intake.turn(now, turn, speaking, out));

@@ -7,7 +7,7 @@ use super::turn::Turn;
 use super::writing::Writing;
 use crate::call::TurnId;
 use crate::call::handle::Style;
-use crate::call::segment::{Script, SegmentConfig};
+use crate::call::segment::SegmentConfig;
 use crate::clock;
 use crate::turn::{StreamId, Streaming, Utterance};
 
@@ -16,10 +16,8 @@ use crate::turn::{StreamId, Streaming, Utterance};
 /// # Errors
 /// The first mistake in the text's markup.
 pub fn utterances(text: &str, style: Style, config: &SegmentConfig) -> Result<Vec<Utterance>, String> {
-    let cuts = Script::whole_reading(text, config.clone(), style.markup, &style.lexicon)?;
-    let mut turn = new_turn(style);
-    cuts.into_iter().for_each(|cut| turn.add(cut));
-    Ok(of(&turn))
+    // Nothing here is timed.
+    Turn::whole(TurnId::next(), text, style, config, clock::now()).map(|turn| of(&turn))
 }
 
 /// The same of a text that comes as one streamed piece, which is spoken sentence by sentence.
@@ -27,17 +25,13 @@ pub fn utterances(text: &str, style: Style, config: &SegmentConfig) -> Result<Ve
 /// # Errors
 /// As there.
 pub fn streamed_utterances(text: &str, style: Style, config: &SegmentConfig) -> Result<Vec<Utterance>, String> {
-    let mut turn = new_turn(Style { stream: Streaming::Sentence, ..style });
+    let style = Style { stream: Streaming::Sentence, ..style };
+    let mut turn = Turn::new(TurnId::next(), style, clock::now(), false);
     let writing = Writing::new(config, Streaming::Sentence, clock::now());
     turn.writing = Some(writing.reading(&turn.style.lexicon));
     let mut mistakes = turn.write(clock::now(), text);
     mistakes.extend(turn.finish_text());
     mistakes.into_iter().next().map_or_else(|| Ok(of(&turn)), Err)
-}
-
-/// Nothing here is timed.
-fn new_turn(style: Style) -> Turn {
-    Turn::new(TurnId::next(), style, clock::now(), false)
 }
 
 fn of(turn: &Turn) -> Vec<Utterance> {

@@ -14,7 +14,7 @@ use crate::call::TurnId;
 use crate::call::event::{Heard, Precision, TurnHow};
 use crate::call::handle::Style;
 use crate::call::heard::{self, Pace};
-use crate::call::segment::{Cut, Piece, is_closer, is_terminator};
+use crate::call::segment::{Cut, Piece, Script, SegmentConfig, is_closer, is_terminator};
 use crate::media::playout::Playout;
 use crate::text::ssml::{Event, Manner, Ssml};
 use crate::text::{self, How, Say};
@@ -87,6 +87,24 @@ impl Turn {
             gives_phonemes: false,
             held: false,
         }
+    }
+
+    /// Of a whole text.
+    ///
+    /// # Errors
+    /// The first mistake in its markup.
+    pub(super) fn whole(
+        id: TurnId,
+        text: &str,
+        style: Style,
+        config: &SegmentConfig,
+        accepted: Instant,
+    ) -> Result<Self, String> {
+        let cuts = Script::whole_reading(text, config.clone(), style.markup, &style.lexicon)?;
+        let mut turn = Self::new(id, style, accepted, false);
+        turn.bytes = text.len();
+        cuts.into_iter().for_each(|cut| turn.add(cut));
+        Ok(turn)
     }
 
     /// Adds what is to be synthesised.
