@@ -3,7 +3,7 @@
 //! Pure but for the clock: what is said of a text depends on nothing that the call knows.
 //!
 //! # Why
-//! Whoever wants a text spoken has it read on a thread of their own: a long one takes milliseconds, in which the packets of
+//! A text is read on the thread that asks for it, not on its call's: a long one takes milliseconds, in which the packets of
 //! all calls of a shard would wait. And while a short one is read, in a tenth of a millisecond where the processor did
 //! something else before, the threads of the call and of a device wake up.
 
