@@ -249,12 +249,13 @@ impl CallHandle {
     pub async fn speak(&self, turn: TurnRequest) -> Result<TurnId, SpeakError> {
         let bytes = turn.text.len();
         self.reserve(bytes)?;
+        // overflow: refused
+        let place = self.commands.try_reserve().inspect_err(|_| self.shared.backlog.give_back(bytes)).map_err(full)?;
         // A device and the call's task wake up while the text is read here. A call with no room for more commands is awake.
-        self.speech.upgrade().iter().for_each(|speech| speech.rouse());
+        self.rouse_device();
         let _ = self.send(Command::Wake);
         let (reply, answer) = oneshot::channel();
-        let turn = WholeTurn::read(turn, &self.shared.config.segment);
-        self.send(Command::Speak { turn, reply }).inspect_err(|_| self.shared.backlog.give_back(bytes))?;
+        place.send(Command::Speak { turn: WholeTurn::read(turn, &self.shared.config.segment), reply });
         answer.await.unwrap_or(Err(SpeakError::Ended))
     }
 
@@ -267,7 +268,7 @@ impl CallHandle {
         self.reserve(bytes)?;
         // The task reads what is pushed. Of a text that goes on, most pieces are of no use to a device yet.
         if delta.last {
-            self.speech.upgrade().iter().for_each(|speech| speech.rouse());
+            self.rouse_device();
         }
         self.send(Command::Text(delta)).inspect_err(|_| self.shared.backlog.give_back(bytes))
     }
@@ -457,6 +458,11 @@ impl CallHandle {
     /// Waits for the end of the call.
     pub async fn ended(&self) -> EndReason {
         self.shared.wait_ended().await
+    }
+
+    /// Tells the engine that text is on its way.
+    fn rouse_device(&self) {
+        self.speech.upgrade().iter().for_each(|speech| speech.rouse());
     }
 
     fn reserve(&self, bytes: usize) -> Result<(), SpeakError> {

@@ -19,7 +19,7 @@ use crate::turn::checked_speed;
 pub struct WholeTurn {
     /// As it was asked for.
     pub request: TurnRequest,
-    /// Why nothing can be said of it is told behind why the call takes nothing.
+    /// A mistake in it is told by a call that takes turns; one that is over or ending says that first.
     pub(super) turn: Result<Box<Turn>, SpeakError>,
 }
 
@@ -38,4 +38,30 @@ fn read(request: &TurnRequest, config: &SegmentConfig) -> Result<Box<Turn>, Spea
     let turn = Turn::whole(id, &request.text, request.style.clone(), config, clock::now());
     let turn = turn.map_err(SpeakError::Invalid)?;
     if turn.parts.is_empty() { Err(SpeakError::Empty) } else { Ok(Box::new(turn)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+    use crate::call::command::Command;
+    use crate::call::machine::fixture;
+    use crate::media::leg::{Codec, MediaFormat};
+
+    #[test]
+    fn a_turn_takes_the_last_place_that_a_call_has_for_commands_and_is_refused_where_there_is_none() {
+        let (_machine, handle, mut inbox) = fixture::machine(clock::now(), &MediaFormat::plain(Codec::Pcmu));
+        while handle.mark("m").is_ok() {}
+        let mut context = Context::from_waker(Waker::noop());
+        let refused = pin!(handle.speak(TurnRequest::new("Hello."))).poll(&mut context);
+        assert_eq!(refused, Poll::Ready(Err(SpeakError::Busy)));
+        inbox.try_recv().expect("a mark");
+        let mut taken = pin!(handle.speak(TurnRequest::new("Hello.")));
+        assert_eq!(taken.as_mut().poll(&mut context), Poll::Pending);
+        let last = std::iter::from_fn(|| inbox.try_recv().ok()).last();
+        assert!(matches!(last, Some(Command::Speak { turn, .. }) if turn.request.text == "Hello."));
+        assert_eq!(handle.info().backlog_bytes, 6, "what was refused is given back");
+    }
 }
