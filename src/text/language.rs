@@ -259,13 +259,13 @@ fn sure(text: &str) -> Option<&'static str> {
 
 /// Of each small word the languages that have it: bits in the order of [`SMALL_WORDS`]. A word in hand is looked up once, not
 /// in the list of every language.
-static WHOSE: LazyLock<HashMap<&str, u64>> = LazyLock::new(|| {
+static LANGUAGES_OF: LazyLock<HashMap<&str, u64>> = LazyLock::new(|| {
     const { assert!(SMALL_WORDS.len() <= 64) };
-    let mut whose = HashMap::new();
+    let mut languages = HashMap::new();
     for (at, (_, words)) in SMALL_WORDS.iter().enumerate() {
-        words.iter().for_each(|word| *whose.entry(*word).or_default() |= 1 << at);
+        words.iter().for_each(|word| *languages.entry(*word).or_default() |= 1 << at);
     }
-    whose
+    languages
 });
 
 /// The language whose small words `text` holds most of.
@@ -280,7 +280,7 @@ fn by_small_words(text: &str) -> Option<Found> {
     let chunks = shown.split_whitespace().filter(|chunk| !is_address(chunk));
     let words = chunks.flat_map(|chunk| chunk.split(|c: char| !c.is_alphabetic()));
     for word in words.filter(|word| !word.is_empty()) {
-        let mut languages = WHOSE.get(word).copied().unwrap_or_default();
+        let mut languages = LANGUAGES_OF.get(word).copied().unwrap_or_default();
         while languages != 0 {
             found[languages.trailing_zeros() as usize] += 1;
             languages &= languages - 1;

@@ -333,8 +333,8 @@ impl Llm {
         Ok(())
     }
 
-    /// Sends rows of no slot as a pass sends its own: where the processor did other things meanwhile, the driver takes 0.1 ms
-    /// for what it does behind this in half of that.
+    /// Copies rows that are of no slot, as a pass copies its own. Where the processor did other things meanwhile, what the driver
+    /// does for a pass before its launch takes 0.13 ms, and 0.07 behind this.
     pub(super) fn rehearse(&mut self) -> Result<(), GpuError> {
         self.blank();
         self.rows.send(self.rows.dev.bytes)?;
