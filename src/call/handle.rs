@@ -256,7 +256,7 @@ impl CallHandle {
         let _ = self.send(Command::Wake);
         let (reply, answer) = oneshot::channel();
         place.send(Command::Speak { turn: WholeTurn::read(turn, &self.shared.config.segment), reply });
-        answer.await.unwrap_or(Err(SpeakError::Ended))
+        self.answered(answer).await
     }
 
     /// Speaks the next piece of a turn that is still being written. Sounds at the first safe boundary.
@@ -477,6 +477,16 @@ impl CallHandle {
             )));
         }
         if self.shared.backlog.take(bytes) { Ok(()) } else { Err(SpeakError::Busy) }
+    }
+
+    /// What the call says to a command that was sent. One that comes while the call ends may lie in the queue, neither read
+    /// nor dropped, as long as there is a handle: so that nobody reads the queue any more is an answer, too.
+    pub(super) async fn answered<T>(&self, answer: oneshot::Receiver<Result<T, SpeakError>>) -> Result<T, SpeakError> {
+        tokio::select! {
+            biased;
+            answer = answer => answer.unwrap_or(Err(SpeakError::Ended)),
+            () = self.commands.closed() => Err(SpeakError::Ended),
+        }
     }
 
     pub(super) fn send(&self, command: Command) -> Result<(), SpeakError> {

@@ -36,18 +36,18 @@ impl CallHandle {
         // A file that there is no room for is not read: its agent offers it again and again.
         let (reply, answer) = oneshot::channel();
         self.send(Command::Room { reply })?;
-        answer.await.unwrap_or(Err(SpeakError::Ended))?;
+        self.answered(answer).await?;
         let clip = load(&self.shared.config, &request.source).await?;
         let (reply, answer) = oneshot::channel();
         self.send(Command::Play { request, clip, reply })?;
-        answer.await.unwrap_or(Err(SpeakError::Ended))
+        self.answered(answer).await
     }
 
     async fn play_remote(&self, request: PlayRequest, url: Url) -> Result<TurnId, SpeakError> {
         let (wanted, mut dropped) = oneshot::channel();
         let (reply, answer) = oneshot::channel();
         self.send(Command::Await { request, wanted, reply })?;
-        let turn = answer.await.unwrap_or(Err(SpeakError::Ended))?;
+        let turn = self.answered(answer).await?;
         let (config, commands, id) = (self.shared.config.clone(), self.commands.clone(), turn.clone());
         tokio::spawn(async move {
             let clip = tokio::select! {

@@ -55,9 +55,16 @@ impl Speech for Mute {
 
 /// A call on a leg with `format`, of its own; what its handle sends.
 pub(crate) fn machine(now: Instant, format: &MediaFormat) -> (Machine, CallHandle, mpsc::Receiver<Command>) {
+    machine_with(now, format, Arc::new(Mute))
+}
+
+pub(super) fn machine_with(
+    now: Instant,
+    format: &MediaFormat,
+    speech: Arc<dyn Speech>,
+) -> (Machine, CallHandle, mpsc::Receiver<Command>) {
     let (meta, config) = (meta(), CallConfig::default());
-    let (machine, handle, inbox, _) =
-        Machine::detached(meta, config, ("test", format), Arc::new(Mute), now).expect("a codec");
+    let (machine, handle, inbox, _) = Machine::detached(meta, config, ("test", format), speech, now).expect("a codec");
     (machine, handle, inbox)
 }
 

@@ -43,12 +43,32 @@ fn read(request: &TurnRequest, config: &SegmentConfig) -> Result<Box<Turn>, Spea
 #[cfg(test)]
 mod tests {
     use std::pin::pin;
+    use std::sync::{Arc, Mutex};
     use std::task::{Context, Poll, Waker};
+
+    use tokio::sync::mpsc;
 
     use super::*;
     use crate::call::command::Command;
     use crate::call::machine::fixture;
+    use crate::call::{Refusal, Speech, StreamState};
     use crate::media::leg::{Codec, MediaFormat};
+    use crate::turn::{SpeechSink, StreamId, Utterance};
+
+    /// An engine whose call is over when it is told of a text.
+    struct Parting(Mutex<Option<mpsc::Receiver<Command>>>);
+
+    impl Speech for Parting {
+        fn submit(&self, _utterance: Utterance, _sink: SpeechSink) -> Result<(), Refusal> {
+            Ok(())
+        }
+
+        fn rouse(&self) {
+            self.0.lock().unwrap().take();
+        }
+
+        fn note(&self, _stream: StreamId, _note: StreamState) {}
+    }
 
     #[test]
     fn a_turn_takes_the_last_place_that_a_call_has_for_commands_and_is_refused_where_there_is_none() {
@@ -63,5 +83,15 @@ mod tests {
         let last = std::iter::from_fn(|| inbox.try_recv().ok()).last();
         assert!(matches!(last, Some(Command::Speak { turn, .. }) if turn.request.text == "Hello."));
         assert_eq!(handle.info().backlog_bytes, 6, "what was refused is given back");
+    }
+
+    #[test]
+    fn a_turn_that_is_read_while_its_call_ends_is_told_so() {
+        let parting = Arc::new(Parting(Mutex::new(None)));
+        let format = MediaFormat::plain(Codec::Pcmu);
+        let (_machine, handle, inbox) = fixture::machine_with(clock::now(), &format, parting.clone());
+        *parting.0.lock().unwrap() = Some(inbox);
+        let told = pin!(handle.speak(TurnRequest::new("Hello."))).poll(&mut Context::from_waker(Waker::noop()));
+        assert_eq!(told, Poll::Ready(Err(SpeakError::Ended)));
     }
 }
