@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::config::{Engine as EngineConfig, EngineKind};
-use crate::synth::cosyvoice::backend::{FinalChunk, Hardware, MemoryLimit, Options, TakenFor};
+use crate::synth::cosyvoice::backend::{FinalChunk, Hardware, MemoryLimit, Options, Products, TakenFor};
 use crate::synth::cosyvoice::gpu::whisper::Seat;
 use crate::synth::cosyvoice::gpu::{self, Precision};
 use crate::synth::cosyvoice::{CosyVoice, Settings};
@@ -151,7 +151,10 @@ fn neural(
         let options = Options { seat, ..options.clone() };
         let loader: Loader = Box::new(move || match device {
             Device::Cpu => {
-                let mut voice = CosyVoice::load_cpu(&model, options.clone(), settings.clone())?;
+                // It would round as a GPU does and gain nothing by it.
+                let hardware = Hardware { int8_keys: false, products: Products::Full, ..options.hardware.clone() };
+                let options = Options { hardware, ..options.clone() };
+                let mut voice = CosyVoice::load_cpu(&model, options, settings.clone())?;
                 voice.force_length(tokens);
                 voice.force_pace(pace);
                 Ok(Box::new(voice))
@@ -189,6 +192,7 @@ pub(crate) fn hardware(config: &EngineConfig) -> Result<Hardware, SynthError> {
         memory: config.memory.as_deref().map(limit).transpose()?,
         invariant: config.invariant,
         int8_keys: config.kv == "int8",
+        products: if config.products == "fp8" { Products::Fp8 } else { Products::Full },
     })
 }
 

@@ -8,11 +8,11 @@ use super::Failure;
 use crate::clock;
 use crate::config::Config;
 use crate::hear::{RATE, whisper};
-use crate::synth::cosyvoice::backend::{Hardware, LanguageModel};
+use crate::synth::cosyvoice::backend::{Hardware, LanguageModel, Options, Products};
 use crate::synth::cosyvoice::cli;
 use crate::synth::cosyvoice::config::Config as Sizes;
 use crate::synth::cosyvoice::gpu::{self, GpuBackend, Precision};
-use crate::synth::cosyvoice::{pull, random};
+use crate::synth::cosyvoice::{pull, random, selftest};
 use crate::voice;
 
 /// The files of a recogniser.
@@ -81,6 +81,12 @@ pub(super) enum Command {
         /// Working precision on a GPU: f32 holds the kit's tolerances, auto is what calls are served with.
         #[arg(long, default_value = "f32", value_parser = ["f32", "auto"])]
         dtype: String,
+        /// How the flow keeps keys and values, as `[engine] kv`.
+        #[arg(long, default_value = "full", value_parser = ["full", "int8"])]
+        kv: String,
+        /// What the flow's layers multiply, as `[engine] products` has wide steps do.
+        #[arg(long, default_value = "full", value_parser = ["full", "fp8"])]
+        products: String,
     },
 }
 
@@ -140,7 +146,11 @@ pub(super) fn run(command: Command) -> Result<(), Failure> {
             cli::DONE
         }
         Command::Transcribe { dir, files, language, beams } => transcribe(&dir, &files, language, beams)?,
-        Command::Selftest { kit, device, dtype } => selftest(&kit, &device, &dtype)?,
+        Command::Selftest { kit, device, dtype, kv, products } => {
+            let products = if products == "fp8" { Products::Fp8Always } else { Products::Full };
+            let modes = Hardware { int8_keys: kv == "int8", products, ..Hardware::default() };
+            selftest(&kit, &device, &dtype, modes)?
+        }
     };
     Failure::from_code(code)
 }
@@ -184,7 +194,8 @@ fn transcribe(dir: &Path, files: &[PathBuf], language: Option<String>, beams: us
     Ok(code)
 }
 
-fn selftest(kit: &Path, device: &str, dtype: &str) -> Result<u8, Failure> {
+/// `modes`: of the voice alone.
+fn selftest(kit: &Path, device: &str, dtype: &str, modes: Hardware) -> Result<u8, Failure> {
     if whisper::selftest::is_kit(kit) {
         let report = whisper_selftest(kit, device, dtype)?;
         println!("{report}");
@@ -208,7 +219,7 @@ fn selftest(kit: &Path, device: &str, dtype: &str) -> Result<u8, Failure> {
     if front_end && !cli::is_kit(kit) {
         return Ok(code);
     }
-    Ok(code.max(engine_selftest(kit, device, dtype)?))
+    Ok(code.max(engine_selftest(kit, device, dtype, modes)?))
 }
 
 fn whisper_selftest(kit: &Path, device: &str, dtype: &str) -> Result<whisper::selftest::Report, Failure> {
@@ -236,24 +247,22 @@ fn ordinal(device: &str) -> Result<u32, Failure> {
     }
 }
 
-fn engine_selftest(kit: &Path, device: &str, dtype: &str) -> Result<u8, Failure> {
+fn engine_selftest(kit: &Path, device: &str, dtype: &str, modes: Hardware) -> Result<u8, Failure> {
     if device == "cpu" {
-        return Ok(cli::selftest(kit));
+        return Ok(cli::selftest(kit, modes));
     }
     let ordinal = ordinal(device)?;
-    let (precision, limits) = if dtype == "f32" {
-        (Precision::EXACT, &[][..])
-    } else {
-        (Precision::default(), crate::synth::cosyvoice::selftest::WORKING)
-    };
+    let precision = if dtype == "f32" { Precision::EXACT } else { Precision::default() };
+    let limits = selftest::limits(dtype != "f32", &modes);
     let shared = gpu::survey::survey(&Hardware::default()).devices.get(ordinal as usize).and_then(|d| d.shared_kib);
     let misfits = Sizes::load(&kit.join("checkpoint"))
         .map_or_else(|_| Vec::new(), |config| gpu::misfits(&config, precision, shared.unwrap_or(u32::MAX >> 10)));
     if !misfits.is_empty() {
         return Ok(cli::selftest_left_out(kit, &misfits));
     }
-    Ok(cli::selftest_on(kit, limits, |kit| {
-        GpuBackend::load(&kit.checkpoint_dir(), ordinal, crate::synth::cosyvoice::selftest::options(kit), precision)
+    Ok(cli::selftest_on(kit, &limits, |kit| {
+        let options = Options { hardware: modes, ..selftest::options(kit) };
+        GpuBackend::load(&kit.checkpoint_dir(), ordinal, options, precision)
     }))
 }
 

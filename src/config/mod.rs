@@ -120,6 +120,8 @@ pub struct Engine {
     pub invariant: bool,
     /// How the flow keeps keys and values on a GPU: `full` (as they are computed) or `int8`.
     pub kv: String,
+    /// What wide steps of the flow multiply on a GPU: `full` (16 bits) or `fp8`.
+    pub products: String,
     /// How loud voices are, LUFS; 0: as they are.
     pub loudness: f32,
     /// What is kept of what was spoken.
@@ -147,6 +149,7 @@ impl Default for Engine {
             shared_kib: None,
             invariant: false,
             kv: "full".into(),
+            products: "full".into(),
             loudness: -22.0,
             phrases: Default::default(),
             tokens_per_id: None,
@@ -350,6 +353,19 @@ impl Config {
         }
         if self.engine.kv == "int8" && self.engine.dtype == "f32" {
             return Err("[engine] kv = \"int8\" needs 16 bits: say dtype = \"auto\", or kv = \"full\"".into());
+        }
+        if !matches!(self.engine.products.as_str(), "full" | "fp8") {
+            return Err(format!("[engine] products `{}`: expected full or fp8", self.engine.products));
+        }
+        if self.engine.products == "fp8" && self.engine.dtype == "f32" {
+            return Err(
+                "[engine] products = \"fp8\" needs 16 bits: say dtype = \"auto\", or products = \"full\"".into()
+            );
+        }
+        if self.engine.products == "fp8" && self.engine.invariant {
+            return Err(
+                "[engine] products = \"fp8\" cannot be invariant: say invariant = false, or products = \"full\"".into(),
+            );
         }
         if !matches!(self.engine.dtype.as_str(), "auto" | "bf16" | "f32") {
             return Err(format!("[engine] dtype `{}`: expected auto, bf16 or f32", self.engine.dtype));

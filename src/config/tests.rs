@@ -54,6 +54,8 @@ fn a_mistake_across_sections_is_told_with_its_line() {
         ("[cluster]\n\n[engine]\nkind = \"tone\"\nworkers = [\"10.0.0.1:7070\"]\n".to_owned(), 5),
         ("[engine]\nkind = \"cosyvoice3\"\n".to_owned(), 2),
         ("[engine]\ndtype = \"f32\"\nkv = \"int8\"\n".to_owned(), 3),
+        ("[engine]\ndtype = \"f32\"\n\nproducts = \"fp8\"\n".to_owned(), 4),
+        ("[engine]\ninvariant = true\nproducts = \"fp8\"\n".to_owned(), 3),
     ] {
         let error = load(&text, &[]).expect_err(&text);
         let at = error.origin.split(".toml:").nth(1).and_then(|at| at.split(':').next()?.parse::<usize>().ok());

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use antiphon::synth::cosyvoice::backend::{Hardware, Products};
 use antiphon::synth::cosyvoice::selftest::{self, Report};
 
 fn kit(name: &str) -> PathBuf {
@@ -14,16 +15,38 @@ fn note<'a>(report: &'a Report, name: &str) -> &'a str {
 
 #[test]
 fn every_golden_tensor_is_within_its_tolerance() {
-    let report = selftest::run_on_cpu(&kit("cosyvoice3")).expect("the kit runs");
+    let report = selftest::run_on_cpu(&kit("cosyvoice3"), Hardware::default()).expect("the kit runs");
     println!("{report}");
     assert!(report.passed(), "{report}");
     let missing: Vec<&str> = report.lines.iter().filter(|l| l.pass.is_none()).map(|l| l.name.as_str()).collect();
     assert!(missing.is_empty(), "{missing:?}");
 }
 
+/// What the modes of fewer bits cost in accuracy, with everything else in single precision.
+#[test]
+fn modes_of_fewer_bits_are_within_their_stated_tolerances_and_change_the_flow_alone() {
+    let full = Hardware::default();
+    for (mode, least) in [
+        (Hardware { int8_keys: true, ..full.clone() }, 5e-5),
+        (Hardware { products: Products::Fp8Always, ..full.clone() }, 5e-3),
+    ] {
+        let report = selftest::run_on_cpu(&kit("cosyvoice3"), mode.clone()).expect("the kit runs");
+        println!("{mode:?}\n{report}");
+        assert!(report.passed(), "{report}");
+        for line in report.lines.iter().filter(|l| l.rms > 0.0 && matches!(l.stage, "flow" | "e2e")) {
+            println!("{:<36} {:>8.3} %", line.name, 100.0 * line.rms / line.scale);
+        }
+        let line = |name: &str| report.lines.iter().find(|l| l.name == name).expect("the kit has it");
+        let mel = line("mel_stream_mask_final");
+        assert!(mel.rms > least * mel.scale, "it rounds: {mel:?}");
+        assert!(report.lines.iter().all(|l| l.stage != "hift" || l.rms < 1e-4), "{report}");
+        assert_eq!(line("dit_input_embed").pass, Some(true));
+    }
+}
+
 #[test]
 fn nothing_of_one_kit_is_taken_for_granted() {
-    let report = selftest::run_on_cpu(&kit("cosyvoice3-sizes")).expect("the kit runs");
+    let report = selftest::run_on_cpu(&kit("cosyvoice3-sizes"), Hardware::default()).expect("the kit runs");
     println!("{report}");
     assert!(report.passed(), "{report}");
     // What the kit's makers chose is found in the kit.
@@ -57,7 +80,7 @@ fn a_wrong_number_fails_at_the_stage_where_it_first_shows() {
     let yaml = dir.path().join("checkpoint/cosyvoice3.yaml");
     let text = std::fs::read_to_string(&yaml).expect("read");
     std::fs::write(&yaml, text.replace("inference_cfg_rate: 0.9", "inference_cfg_rate: 0.8")).expect("written");
-    let report = selftest::run_on_cpu(dir.path()).expect("the kit runs");
+    let report = selftest::run_on_cpu(dir.path(), Hardware::default()).expect("the kit runs");
     assert!(!report.passed(), "{report}");
     assert_eq!(report.first_failure().map(|l| l.name.as_str()), Some("mel_nonstream"), "{report}");
     assert!(report.lines.iter().any(|l| l.stage == "llm" && l.note == "absent"), "{report}");

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use antiphon::synth::cosyvoice::backend::{
-    Backend, Embed, FlowPrompt, Hardware, MinLength, Options, Sampling, SlotRequest,
+    Backend, Embed, FlowPrompt, Hardware, MinLength, Options, Products, Sampling, SlotRequest,
 };
 use antiphon::synth::cosyvoice::config::Config;
 use antiphon::synth::cosyvoice::cpu::CpuBackend;
@@ -15,8 +15,10 @@ use antiphon::synth::{Slot, Stage};
 
 use super::{KIT, checkpoint, device, full};
 
-/// Speech tokens of the comparison: two seconds behind a prompt of three.
+/// Speech tokens of the comparison: two seconds behind a prompt of three; and enough that the blocks that run side by side, each at
+/// its own Euler step, make a wide one.
 const SPOKEN: usize = 50;
+const SPOKEN_WIDE: usize = 300;
 const PROMPT: usize = 75;
 
 /// How two results compare.
@@ -40,6 +42,17 @@ fn compare(expected: &Values, actual: &Values) -> Difference {
     Difference { max, rms: (squares / count).sqrt(), scale: (scale / count).sqrt() }
 }
 
+fn spoken(config: &Config, count: usize) -> Vec<u32> {
+    random::voice(config, "spoken", count, 6).tokens
+}
+
+/// What the flow gives for `count` speech tokens.
+fn mel<B: Probe>(backend: &mut B, config: &Config, count: usize) -> Values {
+    let voice = random::voice(config, "compared", PROMPT, 5);
+    let prompt = FlowPrompt { tokens: voice.tokens, mel: voice.mel, speaker: voice.speaker };
+    backend.mel(&prompt, &spoken(config, count), true).expect("flow")
+}
+
 /// What each stage gives for the same input.
 struct Outputs {
     scores: Values,
@@ -50,14 +63,12 @@ struct Outputs {
 
 fn outputs<B: Probe>(backend: &mut B, config: &Config, mel: Option<&Values>) -> Outputs {
     let voice = random::voice(config, "compared", PROMPT, 5);
-    let spoken = random::voice(config, "spoken", SPOKEN, 6).tokens;
     let mut prefix = vec![Embed::Speech(config.llm.control(0))];
     prefix.extend((0..40u32).map(|i| Embed::Text(i * 3571 % config.llm.vocab as u32)));
     prefix.push(Embed::Speech(config.llm.control(2)));
     prefix.extend(voice.tokens.iter().map(|&t| Embed::Speech(t)));
-    let scores = backend.llm(&prefix, &spoken).expect("language model").scores;
-    let prompt = FlowPrompt { tokens: voice.tokens, mel: voice.mel, speaker: voice.speaker };
-    let made = backend.mel(&prompt, &spoken, true).expect("flow");
+    let scores = backend.llm(&prefix, &spoken(config, SPOKEN)).expect("language model").scores;
+    let made = self::mel(backend, config, SPOKEN);
     // Each stage is judged by itself: the vocoder of both gets the same mel.
     let vocoder = backend.hift(mel.unwrap_or(&made), true).expect("vocoder");
     Outputs { scores, mel: made, f0: vocoder.f0.expect("both show F0"), wave: vocoder.wave }
@@ -67,19 +78,29 @@ fn outputs<B: Probe>(backend: &mut B, config: &Config, mel: Option<&Values>) -> 
 /// mean square of what is expected.
 type Limits = [(f64, f64); 4];
 
-/// How the engine computes, whether it keeps the flow's keys in 8 bits, and what is allowed then.
-type Way = (&'static str, Precision, bool, Limits);
+/// How the engine computes, and what is allowed then.
+type Way = (&'static str, Precision, Hardware, Limits);
 
-fn ways() -> [Way; 3] {
+fn ways() -> [Way; 4] {
+    let full = super::hardware();
     let single = [(1e-4, 1e-5), (1e-4, 1e-5), (1e-3, 1e-4), (1e-3, 1e-4)];
-    let working = [(0.06, 0.01), (0.01, 0.002), (1e-3, 1e-4), (0.03, 0.005)];
-    let int8 = [working[0], (0.05, 0.01), working[2], working[3]];
+    let working = [(0.06, 0.01), WORKING_MEL, (1e-3, 1e-4), (0.03, 0.005)];
+    let mel = |limit: (f64, f64)| [working[0], limit, working[2], working[3]];
+    let int8 = Hardware { int8_keys: true, ..full.clone() };
+    let fp8 = Hardware { products: Products::Fp8Always, ..full.clone() };
     [
-        ("single", Precision::EXACT, false, single),
-        ("working", Precision::default(), false, working),
-        ("int8", Precision::default(), true, int8),
+        ("single", Precision::EXACT, full.clone(), single),
+        ("working", Precision::default(), full, working),
+        ("int8", Precision::default(), int8, mel(INT8_MEL)),
+        ("fp8", Precision::default(), fp8, mel(FP8_MEL)),
     ]
 }
+
+/// What of a mel is allowed to differ; and from the CPU's that rounds to fewer bits alike.
+const WORKING_MEL: (f64, f64) = (0.01, 0.002);
+const INT8_MEL: (f64, f64) = (0.05, 0.01);
+const FP8_MEL: (f64, f64) = (0.25, 0.04);
+const ALIKE: (f64, f64) = (0.08, 0.015);
 
 /// Teacher-forced scores, mel, F0 and samples of the checkpoint in `dir` on the GPU against the CPU.
 fn agrees(dir: &Path) {
@@ -90,8 +111,11 @@ fn agrees(dir: &Path) {
     };
     let mut wrong = Vec::new();
     println!("{:<8} {:<8} {:>10} {:>10} {:>10}  max and rms allowed", "", "", "max", "rms", "of");
-    for (name, precision, int8_keys, limits) in ways() {
-        let hardware = Hardware { int8_keys, ..super::hardware() };
+    for (name, precision, hardware, limits) in ways() {
+        let alike = (hardware != super::hardware()).then(|| {
+            let options = Options { hardware: hardware.clone(), ..Options::default() };
+            mel(&mut CpuBackend::load(dir, options).expect("the CPU engine loads"), &config, SPOKEN)
+        });
         let options = Options { slots: Some(8), memory: Some(8 << 30), hardware, ..Options::default() };
         let mut backend = GpuBackend::load(dir, 0, options, precision).expect("the GPU engine loads");
         let actual = outputs(&mut backend, &config, Some(&expected.mel));
@@ -101,7 +125,8 @@ fn agrees(dir: &Path) {
             ("f0", &expected.f0, &actual.f0),
             ("wave", &expected.wave, &actual.wave),
         ];
-        for ((what, expected, actual), (most, rms)) in pairs.into_iter().zip(limits) {
+        let alike = alike.iter().map(|alike| (("alike", alike, &actual.mel), ALIKE));
+        for ((what, expected, actual), (most, rms)) in pairs.into_iter().zip(limits).chain(alike) {
             let d = compare(expected, actual);
             let (most, rms) = (most * d.scale, rms * d.scale);
             println!("{name:<8} {what:<8} {:>10.2e} {:>10.2e} {:>10.2e}  {most:.1e} {rms:.1e}", d.max, d.rms, d.scale);
@@ -112,6 +137,31 @@ fn agrees(dir: &Path) {
         }
     }
     assert!(wrong.is_empty(), "past their tolerances: {wrong:?}");
+}
+
+/// Steps of many rows have kernels of their own: in every mode they give what single precision gives, which the CPU does.
+#[test]
+fn wide_steps_agree_with_single_precision() {
+    let Some(_device) = device() else { return };
+    let made = |precision, hardware| {
+        let options = Options { slots: Some(8), memory: Some(8 << 30), hardware, ..Options::default() };
+        let source = gpu::bench::random_source(1);
+        let mut backend = GpuBackend::new(full(), &source, 0, options, precision).expect("the model loads");
+        mel(&mut backend, &full(), SPOKEN_WIDE)
+    };
+    let plain = super::hardware();
+    let expected = made(Precision::EXACT, plain.clone());
+    let mode = |int8_keys, products| Hardware { int8_keys, products, ..plain.clone() };
+    for (name, hardware, (most, rms)) in [
+        ("working", mode(false, Products::Full), WORKING_MEL),
+        ("fp8", mode(false, Products::Fp8), FP8_MEL),
+        ("both", mode(true, Products::Fp8Always), FP8_MEL),
+    ] {
+        let actual = made(Precision::default(), hardware);
+        let d = compare(&expected, &actual);
+        println!("{name:<12} {:>10.2e} {:>10.2e} {:>10.2e}  {}", d.max, d.rms, d.scale, by_tenths(&expected, &actual));
+        assert!(d.max <= most * d.scale && d.rms <= rms * d.scale, "{name}");
+    }
 }
 
 /// Where along time two results differ: the root mean square difference of each tenth.

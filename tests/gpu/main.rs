@@ -16,7 +16,7 @@ mod written;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use antiphon::synth::cosyvoice::backend::{Hardware, Options, TakenFor};
+use antiphon::synth::cosyvoice::backend::{Hardware, Options, Products, TakenFor};
 use antiphon::synth::cosyvoice::config::Config;
 use antiphon::synth::cosyvoice::gpu::{self, GpuBackend, Precision};
 use antiphon::synth::cosyvoice::random;
@@ -45,6 +45,7 @@ fn variable(name: &str) -> Option<String> {
 
 /// What the device is taken for, so that one card shows what others would do: `ANTIPHON_TEST_ARCH` (`compute_80`) and
 /// `ANTIPHON_TEST_SHARED_KIB` (`99`, `163`). `ANTIPHON_TEST_CACHE`: a folder that keeps compiled kernels between tests.
+/// `ANTIPHON_TEST_PRODUCTS`: `fp8` as `[engine] products` has it, `always` in every step.
 fn hardware() -> Hardware {
     let shared_kib = variable("ANTIPHON_TEST_SHARED_KIB").map(|kib| kib.parse().expect("a number of KiB"));
     Hardware {
@@ -53,6 +54,12 @@ fn hardware() -> Hardware {
         memory: None,
         invariant: false,
         int8_keys: false,
+        products: match variable("ANTIPHON_TEST_PRODUCTS").as_deref() {
+            None => Products::Full,
+            Some("fp8") => Products::Fp8,
+            Some("always") => Products::Fp8Always,
+            Some(other) => panic!("ANTIPHON_TEST_PRODUCTS `{other}`: fp8 or always"),
+        },
     }
 }
 
@@ -85,12 +92,14 @@ fn every_kernel_compiles_for_every_architecture() {
     }
 }
 
-fn selftest(precision: Precision, int8_keys: bool, limits: &[(&str, f64)]) {
+/// In the modes of `hardware`.
+fn selftest(precision: Precision, hardware: Hardware) {
     let kit = Kit::open(Path::new(KIT)).expect("the kit opens");
-    let options = Options { hardware: Hardware { int8_keys, ..hardware() }, ..options(&kit) };
+    let limits = selftest::limits(precision != Precision::EXACT, &hardware);
+    let options = Options { hardware, ..options(&kit) };
     let mut backend = GpuBackend::load(&kit.checkpoint_dir(), 0, options, precision).expect("the model loads");
     let working = precision != Precision::EXACT;
-    let report = selftest::run(&kit, &mut backend, limits).expect("the kit runs");
+    let report = selftest::run(&kit, &mut backend, &limits).expect("the kit runs");
     println!("{report}");
     // A sampled token is one of two that are closer than sixteen bits resolve; scores are what is compared then.
     let wrong = report.lines.iter().find(|l| l.pass == Some(false) && !(working && l.name.contains("tokens")));
@@ -100,22 +109,25 @@ fn selftest(precision: Precision, int8_keys: bool, limits: &[(&str, f64)]) {
 #[test]
 fn single_precision_is_within_the_kits_tolerances() {
     if let Some(_device) = device() {
-        selftest(Precision::EXACT, false, &[]);
+        selftest(Precision::EXACT, hardware());
     }
 }
 
 #[test]
 fn working_precision_is_within_its_stated_tolerances() {
     if let Some(_device) = device() {
-        selftest(Precision::default(), false, selftest::WORKING);
+        selftest(Precision::default(), hardware());
     }
 }
 
-/// `[engine] kv = "int8"`: what it adds is less than what 16 bits are allowed.
+/// `[engine] kv = "int8"`, and products in 8 bits in every step.
 #[test]
-fn keys_in_eight_bits_are_within_the_tolerances_of_the_working_precision() {
+fn modes_of_fewer_bits_are_within_their_stated_tolerances() {
     if let Some(_device) = device() {
-        selftest(Precision::default(), true, selftest::WORKING);
+        selftest(Precision::default(), Hardware { int8_keys: true, ..hardware() });
+        let products = Products::Fp8Always;
+        selftest(Precision::default(), Hardware { products, ..hardware() });
+        selftest(Precision::default(), Hardware { int8_keys: true, products, ..hardware() });
     }
 }
 

@@ -479,6 +479,22 @@ pub struct Hardware {
     pub invariant: bool,
     /// Whether the flow keeps keys and values in 8 bits, a scale for each frame and head: half the memory of an utterance.
     pub int8_keys: bool,
+    /// What the flow's layers multiply.
+    pub products: Products,
+}
+
+/// What the flow's layers multiply: weights, and what comes in. The CPU, which computes in single precision, rounds what a GPU
+/// multiplies in fewer bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Products {
+    /// Numbers as they are.
+    #[default]
+    Full,
+    /// On a GPU, in steps of so many rows that arithmetic takes the time and not memory: numbers of 8 bits (E4M3). Less time, and
+    /// a mel that differs.
+    Fp8,
+    /// The same in every step: for comparing with the reference.
+    Fp8Always,
 }
 
 /// How much of a device's memory an engine uses, its weights and what the driver takes for it included.

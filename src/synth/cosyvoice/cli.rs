@@ -5,7 +5,7 @@ use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::backend::LanguageModel;
+use super::backend::{Hardware, LanguageModel};
 use super::pull::{self, PullError};
 use super::random::{self, Size};
 use super::selftest::{self, Kit, KitError, Report};
@@ -61,9 +61,9 @@ pub fn is_kit(dir: &Path) -> bool {
     dir.join("checkpoint").is_dir()
 }
 
-/// `model selftest KIT` on the CPU.
-pub fn selftest(kit: &Path) -> u8 {
-    print_selftest(selftest::run_on_cpu(kit))
+/// `model selftest KIT` on the CPU, in the modes of `hardware`.
+pub fn selftest(kit: &Path, hardware: Hardware) -> u8 {
+    print_selftest(selftest::run_on_cpu(kit, hardware))
 }
 
 /// `model selftest KIT` on a backend that `load` makes from the kit's checkpoint. `limits` as in [`selftest::run`].

@@ -5,6 +5,7 @@
 //!   their formats, [`random`] makes them up, [`pull`] fetches them
 //! - [`text`], [`prompt`], [`voices`]: what goes in
 //! - [`sample`], [`noise`], [`schedule`]: the parts of the model that are not networks
+//! - [`fp8`]: the range of products in 8 bits
 //! - [`backend`]: the networks on a device, as stages over slots; [`cpu`] and [`gpu`] implement it
 //! - [`CosyVoice`]: the slot state machine over any backend
 //! - [`bistream`]: speech while the text is being written
@@ -18,6 +19,7 @@ pub mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod cpu;
+mod fp8;
 pub mod gpu;
 pub mod layout;
 pub mod noise;
@@ -101,7 +103,7 @@ fn content(dir: &Path, options: &Options, precision: &str) -> (Arc<OnceLock<Stri
     let stems = [options.llm.stem(), checkpoint::Part::Flow.stem(), checkpoint::Part::Hift.stem()];
     let networks = stems.map(|stem| checkpoint::find(dir, stem)).to_vec();
     let Options { llm, final_chunk, sine_noise, hardware, .. } = options;
-    let how = format!("{} {}", hardware.invariant, hardware.int8_keys);
+    let how = format!("{} {} {:?}", hardware.invariant, hardware.int8_keys, hardware.products);
     let loaded = format!("{precision} {llm:?} {final_chunk:?} {sine_noise:?} {how} {:?}", hardware.taken_for);
     (identity::read_model(dir, networks), loaded)
 }

@@ -11,8 +11,10 @@ use candle_nn::ops::{layer_norm, softmax_last_dim};
 use candle_nn::rotary_emb::rope_i;
 
 use super::ops::{Linear, LoadError, mish};
+use super::rounding::{fp8, int8_rows};
 use crate::synth::cosyvoice::checkpoint::TensorFile;
 use crate::synth::cosyvoice::config::{CONV_POS_GROUPS, CONV_POS_KERNEL, FlowConfig, LAYER_NORM_EPS, TIME_EMBED};
+use crate::synth::cosyvoice::fp8::{Modulated, Ranges, largest};
 
 const ROOT: &str = "decoder.estimator";
 const EPS: f32 = LAYER_NORM_EPS as f32;
@@ -22,6 +24,8 @@ struct Block {
     out: Linear,
     up: Linear,
     down: Linear,
+    /// What inputs are no larger than, where they are rounded to 8 bits.
+    ranges: Option<Ranges>,
 }
 
 /// A grouped causal convolution, weights `[groups, kernel * in, out]`.
@@ -33,6 +37,8 @@ struct GroupedConv {
 /// The estimator.
 pub(super) struct Dit {
     config: FlowConfig,
+    /// Whether keys and values are kept in 8 bits.
+    int8_keys: bool,
     input: Linear,
     positions: [GroupedConv; 2],
     blocks: Vec<Block>,
@@ -114,7 +120,11 @@ pub(super) struct Trace {
 }
 
 impl Dit {
-    pub(super) fn load(file: &TensorFile, config: &FlowConfig) -> std::result::Result<Self, LoadError> {
+    pub(super) fn load(
+        file: &TensorFile,
+        config: &FlowConfig,
+        int8_keys: bool,
+    ) -> std::result::Result<Self, LoadError> {
         let (dim, inner) = (config.dim, config.inner());
         let mut blocks = Vec::with_capacity(config.depth);
         for n in 0..config.depth {
@@ -125,6 +135,7 @@ impl Dit {
                 out: Linear::load(file, &name("attn.to_out.0"), dim, inner, true)?,
                 up: Linear::load(file, &name("ff.ff.0.0"), config.ff(), dim, true)?,
                 down: Linear::load(file, &name("ff.ff.2"), dim, config.ff(), true)?,
+                ranges: None,
             });
         }
         let half = config.head_dim / 2;
@@ -132,6 +143,7 @@ impl Dit {
         let conv = |n: usize| GroupedConv::load(file, &format!("{ROOT}.input_embed.conv_pos_embed.conv{n}.0"), dim);
         Ok(Self {
             config: config.clone(),
+            int8_keys,
             input: Linear::load(file, &format!("{ROOT}.input_embed.proj"), dim, config.dit_in(), true)?,
             positions: [conv(1)?, conv(2)?],
             blocks,
@@ -176,6 +188,29 @@ impl Dit {
         })
     }
 
+    /// Has products multiply numbers of 8 bits from now on, in the ranges that `modulations`, of all Euler steps, leave.
+    pub(super) fn round_products(&mut self, modulations: &[Modulation]) -> Result<()> {
+        let inner = self.config.inner();
+        for (n, block) in self.blocks.iter_mut().enumerate() {
+            let modulated = |of: fn(&BlockModulation) -> (&Tensor, &Tensor)| -> Result<Modulated> {
+                let steps = modulations.iter().filter_map(|m| m.blocks.get(n)).map(|m| {
+                    let (scale, shift) = of(m);
+                    Ok((scale.to_vec1()?, shift.to_vec1()?))
+                });
+                Ok(Modulated::of(steps.collect::<Result<Vec<_>>>()?))
+            };
+            let (attention, feed) =
+                (modulated(|m| (&m.scale_a, &m.shift_a))?, modulated(|m| (&m.scale_m, &m.shift_m))?);
+            let ((qkv, bias), up) = (block.qkv.values()?, block.up.values()?);
+            let values = (&qkv[2 * inner * self.config.dim..], &bias[2 * inner..]);
+            block.ranges = Some(Ranges::of(&attention, &feed, values, (&up.0, &up.1)));
+            for layer in [&mut block.qkv, &mut block.out, &mut block.up, &mut block.down] {
+                layer.round(|w| fp8(w, largest(&w.flatten_all()?.to_vec1()?)))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Angles of the first `frames` positions as the reference tabulates them: `[frames, head_dim]`, pairs doubled.
     pub(super) fn angles(&self, frames: usize) -> Vec<f32> {
         (0..frames).flat_map(|p| self.inv_freq.iter().flat_map(move |f| [p as f32 * f; 2])).collect()
@@ -203,12 +238,18 @@ impl Dit {
         let (cos, sin) = self.rotations(state.frames, frames)?;
         state.blocks.resize_with(self.blocks.len(), Vec::new);
         for ((block, m), cache) in self.blocks.iter().zip(&modulation.blocks).zip(&mut state.blocks) {
-            let normed = layer_norm(&h, &m.scale_a, &m.shift_a, EPS)?;
+            // What a product takes.
+            let input = |x: Tensor, range: fn(&Ranges) -> f32| match &block.ranges {
+                Some(ranges) => fp8(&x, range(ranges)),
+                None => Ok(x),
+            };
+            let normed = input(layer_norm(&h, &m.scale_a, &m.shift_a, EPS)?, |r| r.qkv)?;
             let heard = self.attend(&block.qkv.forward(&normed)?, &cos, &sin, cache, state.frames, mask)?;
-            let heard = block.out.forward(&heard)?;
+            let heard = block.out.forward(&input(heard, |r| r.out)?)?;
             h = (h + heard.broadcast_mul(&m.gate_a)?)?;
-            let normed = layer_norm(&h, &m.scale_m, &m.shift_m, EPS)?;
-            let grown = block.down.forward(&block.up.forward(&normed)?.gelu()?)?;
+            let normed = input(layer_norm(&h, &m.scale_m, &m.shift_m, EPS)?, |r| r.up)?;
+            let grown = block.up.forward(&normed)?.gelu()?;
+            let grown = block.down.forward(&input(grown, |r| r.down)?)?;
             h = (h + grown.broadcast_mul(&m.gate_m)?)?;
             first.get_or_insert_with(|| (heard, h.clone()));
         }
@@ -241,7 +282,8 @@ impl Dit {
         };
         let flat = |x: Tensor| x.contiguous()?.reshape((rows * heads, frames, head_dim));
         let q = (flat(turn(split(0)?)?)? * (1.0 / (head_dim as f64).sqrt()))?;
-        cache.push((flat(turn(split(1)?)?)?, flat(split(2)?)?));
+        let own = (flat(turn(split(1)?)?)?, flat(split(2)?)?);
+        cache.push(self.kept(&own)?);
         let keys: Vec<&Tensor> = cache.iter().map(|(k, _)| k).collect();
         let values: Vec<&Tensor> = cache.iter().map(|(_, v)| v).collect();
         let (keys, values) = (Tensor::cat(&keys, 1)?, Tensor::cat(&values, 1)?);
@@ -256,14 +298,33 @@ impl Dit {
                 Mask::Full => (0, total),
                 Mask::Blocks => (left_blocks.map_or(0, |n| index.saturating_sub(n) * block), stop),
             };
-            let k = keys.narrow(1, from, to - from)?;
-            let v = values.narrow(1, from, to - from)?.contiguous()?;
+            // A block sees itself as it is, and others as they are kept.
+            let seen = |kept: &Tensor, own: &Tensor| match mask {
+                Mask::Blocks if self.int8_keys => {
+                    let own = own.narrow(1, at, count)?;
+                    if from == past + at {
+                        Ok(own)
+                    } else {
+                        Tensor::cat(&[&kept.narrow(1, from, past + at - from)?, &own], 1)
+                    }
+                }
+                _ => kept.narrow(1, from, to - from),
+            };
+            let (k, v) = (seen(&keys, &own.0)?, seen(&values, &own.1)?.contiguous()?);
             let scores = q.narrow(1, at, count)?.matmul(&k.transpose(1, 2)?)?;
             heard.push(softmax_last_dim(&scores)?.matmul(&v)?);
             at += count;
         }
         let heard = if heard.len() == 1 { heard.remove(0) } else { Tensor::cat(&heard, 1)? };
         heard.reshape((rows, heads, frames, head_dim))?.transpose(1, 2)?.contiguous()?.reshape((rows, frames, inner))
+    }
+
+    /// Keys and values as later blocks find them.
+    fn kept(&self, (keys, values): &(Tensor, Tensor)) -> Result<(Tensor, Tensor)> {
+        if self.int8_keys {
+            return Ok((int8_rows(keys)?, int8_rows(values)?));
+        }
+        Ok((keys.clone(), values.clone()))
     }
 
     fn rotations(&self, from: usize, count: usize) -> Result<(Tensor, Tensor)> {

@@ -10,7 +10,7 @@ use candle_core::{Device, Result, Tensor};
 
 use super::dit::{Dit, Input, Mask, Modulation, StepState};
 use super::ops::{Conv, ConvShape, Linear, LoadError, leaky, repeat_frames};
-use crate::synth::cosyvoice::backend::{FinalChunk, FlowPrompt};
+use crate::synth::cosyvoice::backend::{FinalChunk, FlowPrompt, Hardware, Products};
 use crate::synth::cosyvoice::checkpoint::TensorFile;
 use crate::synth::cosyvoice::config::{Config, DEFAULT_LEAKY_SLOPE, FlowConfig};
 use crate::synth::cosyvoice::noise;
@@ -84,12 +84,15 @@ struct Window {
 }
 
 impl Flow {
-    pub(super) fn load(file: &TensorFile, config: &Config) -> std::result::Result<Self, LoadError> {
+    pub(super) fn load(file: &TensorFile, config: &Config, modes: &Hardware) -> std::result::Result<Self, LoadError> {
         let flow = &config.flow;
-        let dit = Dit::load(file, flow)?;
+        let mut dit = Dit::load(file, flow, modes.int8_keys)?;
         let evaluations = flow.evaluations();
         let modulations =
             evaluations.iter().map(|(t, _)| dit.modulation(file, *t)).collect::<std::result::Result<Vec<_>, _>>()?;
+        if modes.products != Products::Full {
+            dit.round_products(&modulations)?;
+        }
         let noise = Tensor::from_vec(noise::flow_table(config), (flow.mel, config.noise_frames()), &Device::Cpu)?;
         let table = [flow.vocab, flow.input];
         let look = ConvShape::plain(flow.lookahead_channels, flow.input, flow.lookahead + 1);

@@ -9,6 +9,7 @@ mod hift;
 mod llm;
 mod ops;
 mod probe;
+mod rounding;
 mod slot;
 mod spectrum;
 
@@ -78,7 +79,7 @@ impl CpuBackend {
         // One map at a time: what has been copied out of a file need not stay resident.
         let open = |part: Part| TensorFile::open(&find(dir, part.stem()));
         let llm = Llm::load(&TensorFile::open(&find(dir, options.llm.stem()))?, &config.llm)?;
-        let flow = Flow::load(&open(Part::Flow)?, &config)?;
+        let flow = Flow::load(&open(Part::Flow)?, &config, &options.hardware)?;
         let hift = Hift::load(&open(Part::Hift)?, &config)?;
         let slots = options.slots.unwrap_or(DEFAULT_SLOTS).max(1);
         let caps = BackendCaps {

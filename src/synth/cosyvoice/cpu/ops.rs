@@ -74,6 +74,21 @@ impl Linear {
         Ok(Self { weight: weight.t()?.contiguous()?, bias: None })
     }
 
+    /// The weight, `[out][in]`, and the bias; zeros where there is none.
+    pub(super) fn values(&self) -> Result<(Vec<f32>, Vec<f32>)> {
+        let bias = match &self.bias {
+            Some(bias) => bias.to_vec1()?,
+            None => vec![0.0; self.weight.dim(1)?],
+        };
+        Ok((self.weight.t()?.flatten_all()?.to_vec1()?, bias))
+    }
+
+    /// Puts in place of the weight what `round` makes of it.
+    pub(super) fn round(&mut self, round: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<()> {
+        self.weight = round(&self.weight)?;
+        Ok(())
+    }
+
     /// `[.., in]` to `[.., out]`.
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let dims = x.dims();

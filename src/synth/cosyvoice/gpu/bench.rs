@@ -169,8 +169,8 @@ pub fn ceilings(ordinal: u32, hardware: &Hardware) -> Result<Vec<Cost>, GpuError
         (100, 3072, 1024),
         (100, 1024, 1024),
     ] {
-        let shape = Shape { m, n, k, gelu: false };
-        let on = Operands { x, w, bias: x, y: a.ptr };
+        let shape = Shape { m, n, k, gelu: false, fp8: false };
+        let on = Operands::whole(x, w, x, a.ptr);
         lt.prepare(shape, on)?;
         let mut times = Vec::new();
         for _ in 0..REPEATS {

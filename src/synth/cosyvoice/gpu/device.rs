@@ -27,7 +27,7 @@ use super::ledger::{Ledger, Part};
 use super::libraries;
 use super::target::Target;
 use crate::synth::SynthError;
-use crate::synth::cosyvoice::backend::{Hardware, MemoryLimit};
+use crate::synth::cosyvoice::backend::{Hardware, MemoryLimit, Products};
 
 /// Least memory of a device: weights and scratch of the released model, and a few utterances.
 const LEAST_MEMORY: u64 = 6_000_000_000;
@@ -152,12 +152,19 @@ fn gb(bytes: u64) -> f64 {
     bytes as f64 * 1e-9
 }
 
+/// Fewer bits for the flow, as [`Hardware`] has them.
+#[derive(Clone, Copy)]
+pub(super) struct Modes {
+    pub(super) int8_keys: bool,
+    pub(super) products: Products,
+}
+
 /// One device and its streams.
 pub(super) struct Device {
     /// Shared with its events, which must not outlive it.
     pub(super) context: Arc<Context>,
     pub(super) name: String,
-    target: Target,
+    pub(super) target: Target,
     /// Where compiled kernels are kept.
     kept: Option<Kept>,
     /// How much of its memory may be used.
@@ -168,8 +175,7 @@ pub(super) struct Device {
     pub(super) shared: u32,
     /// Whether no kernel's shape may change the order of a sum with the number of rows ([`Hardware::invariant`]).
     pub(super) invariant: bool,
-    /// Whether the flow keeps keys and values in 8 bits ([`Hardware::int8_keys`]).
-    pub(super) int8_keys: bool,
+    pub(super) modes: Modes,
     /// Whether it has Hopper's warpgroup MMAs and bulk copies, which no other generation has.
     pub(super) hopper: bool,
     /// How many there are: block shapes are chosen so that each has something to do.
@@ -227,7 +233,7 @@ impl Device {
             identity: identity(&asked)?,
             shared: asked.shared(),
             invariant: hardware.invariant,
-            int8_keys: hardware.int8_keys,
+            modes: Modes { int8_keys: hardware.int8_keys, products: hardware.products },
             hopper: asked.hopper(),
             target: asked,
             trace: Trace::default(),

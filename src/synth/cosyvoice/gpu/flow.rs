@@ -3,10 +3,11 @@
 //! Owns weights, folded modulation, scratch and graphs. Whose chunk is run, and where its state lies, comes with
 //! every call as [`ChunkArgs`]; what an utterance keeps is the caller's ([`super::slots`]).
 //!
-//! [`load`] makes the model, [`linear`] chooses how its GEMMs run, [`attend`] how it attends,
+//! [`load`] makes the model, [`linear`] chooses how its GEMMs run, [`fp8`] has those of 8 bits, [`attend`] how it attends,
 //! [`position`] has the convolutions before the first block, [`unguided`] the rows that are known beforehand.
 
 mod attend;
+mod fp8;
 mod linear;
 pub(super) mod load;
 mod position;
@@ -96,6 +97,8 @@ struct Kernels {
     input: Kernel,
     norm: Kernel,
     norm_shares: Kernel,
+    /// Where GEMMs take 8 bits.
+    norm_fp8: Option<Kernel>,
     euler: Kernel,
     attention: Attention,
     append: Kernel,
@@ -388,13 +391,16 @@ impl Flow {
         self.linears.gemm.conv(&self.weights.input, plain, 0, first)?;
         position::convolve(self, width, whole)?;
 
-        let norms = self.norms(rows);
+        let (norms, by) = (self.norms(rows), |l: &Linear| self.linears.scale(l, rows));
         for (n, block) in self.weights.blocks.iter().enumerate() {
             let at = 6 * n as i64;
             // The gate of the previous block's second half is applied in the same pass.
             match n.checked_sub(1).and_then(|before| self.weights.blocks.get(before)) {
-                None => norms.run(None, false, [0, at, at + 1])?,
-                Some(b) => norms.run(Some(&b.down), self.linears.shares(&b.down, rows), [at - 1, at, at + 1])?,
+                None => norms.run(None, false, [0, at, at + 1], by(&block.qkv))?,
+                Some(b) => {
+                    let shares = self.linears.shares(&b.down, rows);
+                    norms.run(Some(&b.down), shares, [at - 1, at, at + 1], by(&block.qkv))?
+                }
             }
             self.linears.run(&block.qkv, rows, s.a.ptr, s.qkv.ptr, false)?;
             let Launch { kernel, grid, threads, shared } = k.attention.launch(width, whole);
@@ -403,17 +409,18 @@ impl Flow {
                 start!(self.device, k.append, grid, 128, 0; chunks, s.qkv.ptr, self.weights.rope.ptr, n as i32)?;
             }
             start!(self.device, kernel, grid, threads, shared;
-                chunks, s.qkv.ptr, s.a.ptr, self.weights.rope.ptr, n as i32, i32::from(!whole))?;
+                chunks, s.qkv.ptr, s.a.ptr, self.weights.rope.ptr, n as i32, i32::from(!whole), by(&block.out))?;
             debug_assert_eq!(block.out.k, inner);
             self.linears.run(&block.out, rows, s.a.ptr, s.heard.ptr, false)?;
-            norms.run(Some(&block.out), self.linears.shares(&block.out, rows), [at + 2, at + 3, at + 4])?;
+            let shares = self.linears.shares(&block.out, rows);
+            norms.run(Some(&block.out), shares, [at + 2, at + 3, at + 4], by(&block.up))?;
             self.linears.run(&block.up, rows, s.a.ptr, s.ff.ptr, true)?;
             self.linears.run(&block.down, rows, s.ff.ptr, s.heard.ptr, false)?;
         }
         let at = 6 * f.depth as i64;
         // The last layer stores scale before shift.
         if let Some(b) = self.weights.blocks.last() {
-            norms.run(Some(&b.down), self.linears.shares(&b.down, rows), [at - 1, at + 1, at])?;
+            norms.run(Some(&b.down), self.linears.shares(&b.down, rows), [at - 1, at + 1, at], 0.0)?;
         }
         let ld = padded(f.mel) as i32;
         let last = Conv { x: s.a.ptr, ldx: dim, out: s.v.ptr, ldo: ld, ..base };
@@ -468,7 +475,7 @@ impl Flow {
             rows,
         };
         // Whose modulation it is does not matter for the time.
-        let follow = |l: &Linear, shares: bool| norms.run(Some(l), shares, [2, 3, 4]);
+        let follow = |l: &Linear, shares: bool| norms.run(Some(l), shares, [2, 3, 4], 0.0);
         let kind = |pick, x: &Buf, y: &Buf, gelu| Kind { pick, x: x.ptr, y: y.ptr, gelu, follow: None };
         let kinds: [Kind<'_>; 4] = [
             kind(|b| &b.qkv, &s.a, &s.qkv, false),
@@ -496,21 +503,28 @@ struct Norms<'a> {
 
 impl Norms<'_> {
     /// Adds what the GEMM `y` left to the residual stream, as parts where it `shares`, and puts the norm of it where
-    /// GEMMs read. `modulation`: which rows of it are gate, shift and scale.
-    fn run(&self, y: Option<&Linear>, shares: bool, modulation: [i64; 3]) -> Result<(), GpuError> {
+    /// GEMMs read: as elements, or times `by` in 8 bits where that is not zero. `modulation`: which rows of it are gate, shift and
+    /// scale.
+    fn run(&self, y: Option<&Linear>, shares: bool, modulation: [i64; 3], by: f32) -> Result<(), GpuError> {
         let (f, s, mods) = (self.config, self.scratch, self.weights.modulation.ptr);
         let d = f.dim as i64;
         let stride = d * (6 * f.depth as i64 + 2);
         let [gate, shift, scale] = modulation.map(|row| row * d);
         let (grid, eps, size) = ((self.rows as u32, 1, 1), LAYER_NORM_EPS as f32, self.elt.size());
+        let fp8 = self.kernels.norm_fp8.filter(|_| by != 0.0);
         let adds = if y.is_none() { 4 } else { 8 + size };
-        self.device.expect(0.0, (self.rows * f.dim * (adds + size)) as f64);
+        let result = if fp8.is_some() { 1 } else { size };
+        self.device.expect(0.0, (self.rows * f.dim * (adds + result)) as f64);
         if let Some(bias) = y.filter(|_| shares).and_then(|l| l.packed.bias.as_ref()) {
             let (parts, apart) = self.parts;
             return start!(self.device, self.kernels.norm_shares, grid, 128, 0;
                 self.chunks, s.h.ptr, parts, apart, bias.ptr, s.a.ptr, mods, stride, gate, shift, scale, eps);
         }
         let y = y.map_or(0, |_| s.heard.ptr);
+        if let Some(kernel) = fp8 {
+            return start!(self.device, kernel, grid, 128, 0;
+                self.chunks, s.h.ptr, y, s.a.ptr, mods, stride, gate, shift, scale, eps, by);
+        }
         start!(self.device, self.kernels.norm, grid, 128, 0;
             self.chunks, s.h.ptr, y, s.a.ptr, mods, stride, gate, shift, scale, eps)
     }
@@ -529,10 +543,11 @@ fn head_bytes(f: &FlowConfig, elt: Elt, int8: bool) -> usize {
     }
 }
 
-/// The macros of flow.cu; `int8`: whether keys and values are kept in 8 bits.
-pub(super) fn defines(f: &FlowConfig, int8: bool) -> Vec<(&'static str, i64)> {
+/// The macros of flow.cu; `int8`: whether keys and values are kept in 8 bits; `fp8`: whether GEMMs may multiply in 8 bits.
+pub(super) fn defines(f: &FlowConfig, int8: bool, fp8: bool) -> Vec<(&'static str, i64)> {
     vec![
         ("INT8", int8.into()),
+        ("FP8", fp8.into()),
         ("HD", f.head_dim as i64),
         ("HEADS", f.heads as i64),
         ("DIM", f.dim as i64),

@@ -1,6 +1,8 @@
 //! Large GEMMs of the flow through cuBLASLt: one plan per shape, tuned the first time in a process.
 //!
-//! `y[m, n] = act(x[m, k] w[n, k]^T + bias[n])`, all row-major 16 bit, sums in single precision, never split over k.
+//! `y[m, n] = act(alpha x[m, k] w[n, k]^T + bias[n])`, all row-major 16 bit, sums in single precision, never split over k. Operands
+//! of 8 bits (E4M3) are what values were multiplied with powers of two before they were rounded: `alpha` takes that back, and
+//! what GELU gives is rounded to 8 bits in its turn.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -42,6 +44,17 @@ pub(super) struct Shape {
     pub(super) k: usize,
     /// GELU (tanh form) after the bias.
     pub(super) gelu: bool,
+    /// Whether operands are of 8 bits, and results of GELU.
+    pub(super) fp8: bool,
+}
+
+impl Shape {
+    /// Operations, and the fewest bytes that are moved.
+    fn least(self) -> (f64, f64) {
+        let Self { m, n, k, gelu, fp8 } = self;
+        let (operand, result) = (if fp8 { 1 } else { 2 }, if fp8 && gelu { 1 } else { 2 });
+        (2.0 * (m * n * k) as f64, (operand * (n + m) * k + result * m * n) as f64)
+    }
 }
 
 /// Operands of one GEMM: device addresses.
@@ -51,11 +64,22 @@ pub(super) struct Operands {
     pub(super) w: u64,
     pub(super) bias: u64,
     pub(super) y: u64,
+    pub(super) alpha: f32,
+    /// What results of 8 bits are multiplied with, one value in single precision; others: null.
+    pub(super) by: u64,
+}
+
+impl Operands {
+    /// Of 16 bits.
+    pub(super) fn whole(x: u64, w: u64, bias: u64, y: u64) -> Self {
+        Self { x, w, bias, y, alpha: 1.0, by: 0 }
+    }
 }
 
 struct Plan {
     desc: sys::cublasLtMatmulDesc_t,
-    layouts: [sys::cublasLtMatrixLayout_t; 3],
+    /// Of the weight, the input, what is added (nothing) and the result.
+    layouts: [sys::cublasLtMatrixLayout_t; 4],
     algo: sys::cublasLtMatmulAlgo_t,
 }
 
@@ -105,7 +129,7 @@ impl Lt {
         if self.plans.contains_key(&shape) {
             return Ok(());
         }
-        let Shape { m, n, k, gelu } = shape;
+        let Shape { m, n, k, gelu, fp8 } = shape;
         let epilogue = if gelu {
             sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_BIAS
         } else {
@@ -126,10 +150,23 @@ impl Lt {
             set(D::CUBLASLT_MATMUL_DESC_TRANSA, (&raw const transposed).cast(), 4)?;
             set(D::CUBLASLT_MATMUL_DESC_EPILOGUE, (&raw const epilogue).cast(), 4)?;
             set(D::CUBLASLT_MATMUL_DESC_BIAS_POINTER, (&raw const on.bias).cast(), 8)?;
-            let layout = |rows: usize, cols: usize| {
-                lt::create_matrix_layout(self.kind, rows as u64, cols as u64, rows as i64).map_err(blas)
+            let layout = |kind, rows: usize, cols: usize| {
+                lt::create_matrix_layout(kind, rows as u64, cols as u64, rows as i64).map_err(blas)
             };
-            let layouts = [layout(k, n)?, layout(k, m)?, layout(n, m)?];
+            let (mut operand, mut result) = (self.kind, self.kind);
+            if fp8 {
+                // Sums in the MMA's own registers: what they lose is far below what 8 bits do.
+                let fast = 1i8;
+                set(D::CUBLASLT_MATMUL_DESC_FAST_ACCUM, (&raw const fast).cast(), 1)?;
+                set(D::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, (&raw const self.kind).cast(), 4)?;
+                operand = sys::cudaDataType::CUDA_R_8F_E4M3;
+                if gelu {
+                    result = operand;
+                    set(D::CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, (&raw const on.by).cast(), 8)?;
+                }
+            }
+            let layouts =
+                [layout(operand, k, n)?, layout(operand, k, m)?, layout(self.kind, n, m)?, layout(result, n, m)?];
             let pref = lt::create_matmul_pref().map_err(blas)?;
             let size = WORKSPACE;
             let set = |what, value: *const std::ffi::c_void, size| {
@@ -147,7 +184,7 @@ impl Lt {
                 layouts[0],
                 layouts[1],
                 layouts[2],
-                layouts[2],
+                layouts[3],
                 pref,
                 CANDIDATES as i32,
                 found.as_mut_ptr(),
@@ -172,7 +209,7 @@ impl Lt {
     fn fastest(
         &self,
         desc: sys::cublasLtMatmulDesc_t,
-        layouts: [sys::cublasLtMatrixLayout_t; 3],
+        layouts: [sys::cublasLtMatrixLayout_t; 4],
         found: &[sys::cublasLtMatmulHeuristicResult_t],
         on: Operands,
     ) -> Result<sys::cublasLtMatmulAlgo_t, GpuError> {
@@ -204,8 +241,8 @@ impl Lt {
     pub(super) fn run(&self, shape: Shape, on: Operands) -> Result<(), GpuError> {
         match self.plans.get(&shape) {
             Some(plan) => {
-                let Shape { m, n, k, .. } = shape;
-                self.device.expect(2.0 * (m * n * k) as f64, 2.0 * (n * k + m * (n + k)) as f64);
+                let (operations, bytes) = shape.least();
+                self.device.expect(operations, bytes);
                 self.run_plan(plan, on)
             }
             None => Err(GpuError::Blas(format!("no plan for {shape:?}"))),
@@ -213,30 +250,31 @@ impl Lt {
     }
 
     fn run_plan(&self, plan: &Plan, on: Operands) -> Result<(), GpuError> {
-        let (one, zero) = (1f32, 0f32);
-        let bias = on.bias;
+        let (alpha, zero) = (on.alpha, 0f32);
+        use sys::cublasLtMatmulDescAttributes_t as D;
         // SAFETY: the descriptors are alive; operands have the plan's sizes by the caller's contract.
         unsafe {
-            lt::set_matmul_desc_attribute(
-                plan.desc,
-                sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                (&raw const bias).cast(),
-                8,
-            )
-            .map_err(blas)?;
+            let set = |what, address: u64| {
+                lt::set_matmul_desc_attribute(plan.desc, what, (&raw const address).cast(), 8).map_err(blas)
+            };
+            set(D::CUBLASLT_MATMUL_DESC_BIAS_POINTER, on.bias)?;
+            if on.by != 0 {
+                set(D::CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, on.by)?;
+            }
             lt::matmul(
                 self.handle,
                 plan.desc,
-                (&raw const one).cast(),
+                (&raw const alpha).cast(),
                 (&raw const zero).cast(),
                 on.w as *const _,
                 plan.layouts[0],
                 on.x as *const _,
                 plan.layouts[1],
-                on.y as *const _,
+                // What would be added, but nothing is: it may not lie where results of another type do.
+                if on.by == 0 { on.y as *const _ } else { std::ptr::null() },
                 plan.layouts[2],
                 on.y as *mut _,
-                plan.layouts[2],
+                plan.layouts[3],
                 &raw const plan.algo,
                 self.workspace.ptr as *mut _,
                 WORKSPACE,

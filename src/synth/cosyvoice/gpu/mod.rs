@@ -172,11 +172,11 @@ impl GpuBackend {
         options: Options,
         precision: Precision,
     ) -> Result<Self, GpuError> {
-        if options.hardware.int8_keys && precision.flow == Elt::F32 {
-            return Err(GpuError::Model("keys and values in 8 bits need a flow in 16 bits: `dtype` \"auto\"".into()));
-        }
         let mut laps = Laps::start();
         let device = Device::open(ordinal, &options.hardware)?;
+        if let Some(why) = device.target.refuses(&device.name, &options.hardware, precision.flow) {
+            return Err(GpuError::Model(why));
+        }
         laps.end("device");
         // Before memory is counted: what is left is the voice's.
         let seated = options.seat.as_ref().map(|seat| seat.settle(&device));

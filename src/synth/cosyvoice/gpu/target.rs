@@ -3,9 +3,10 @@
 //! | compute capability | cards | shared memory of a block | has |
 //! | --- | --- | --- | --- |
 //! | 8.0 | A100 | 163 KiB | tensor cores with bfloat16, asynchronous copies: what every kernel needs |
-//! | 8.6, 8.9 | A10, RTX 30; L4, L40S, RTX 40 | 99 KiB | the same |
-//! | 9.0 | H100, H200 | 227 KiB | early launches; warpgroup MMAs and bulk copies, which no other has |
-//! | 10.0, 12.0 | B200; RTX 50 | 227 KiB, 99 KiB | early launches |
+//! | 8.6 | A10, RTX 30 | 99 KiB | the same |
+//! | 8.9 | L4, L40S, RTX 40 | 99 KiB | MMAs of 8 bits |
+//! | 9.0 | H100, H200 | 227 KiB | these and early launches; warpgroup MMAs and bulk copies, which no other has |
+//! | 10.0, 12.0 | B200; RTX 50 | 227 KiB, 99 KiB | MMAs of 8 bits, early launches |
 //!
 //! (CUDA C++ Programming Guide, "Compute Capabilities".) Before 8.0 there is no bfloat16 and no asynchronous copy.
 //!
@@ -13,16 +14,24 @@
 //! Machine code is made for the device's own architecture. A compiler that is older than the device does not know it: then
 //! it makes the newest code that it can for the driver to finish ([`Target::finished_by_driver`]).
 
-use crate::synth::cosyvoice::backend::TakenFor;
+use super::device::Elt;
+use crate::synth::cosyvoice::backend::{Hardware, Products, TakenFor};
 
 /// Least compute capability, times ten.
 const LEAST: u32 = 80;
+/// From here on there are numbers of 8 bits and MMAs of them.
+const FP8: u32 = 89;
 /// From here on a launch may start before the one before it has ended.
 const EARLY: u32 = 90;
 /// Least shared memory of a block, in bytes: what every device from [`LEAST`] on has.
 const LEAST_SHARED: u32 = 99 << 10;
 /// Most that the kernels ask for.
 const MOST_SHARED: u32 = 220 << 10;
+
+/// Whether devices of compute capability `capability` (times ten) have products in 8 bits.
+pub(super) fn has_fp8(capability: u32) -> bool {
+    capability >= FP8
+}
 
 /// What kernels are compiled for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,6 +99,26 @@ impl Target {
         self.generation >= EARLY
     }
 
+    /// Why a flow in `flow` cannot run here in the modes that `hardware` asks for, in one line that says what to change; `name`: the
+    /// device's.
+    pub(super) fn refuses(&self, name: &str, hardware: &Hardware, flow: Elt) -> Option<String> {
+        let fp8 = hardware.products != Products::Full;
+        if hardware.int8_keys && flow == Elt::F32 {
+            return Some("keys and values in 8 bits need a flow in 16 bits: `dtype` \"auto\"".into());
+        }
+        if fp8 && flow == Elt::F32 {
+            return Some("products in 8 bits need a flow in 16 bits: `dtype` \"auto\"".into());
+        }
+        if fp8 && hardware.invariant {
+            return Some(
+                "products in 8 bits are those of wide steps: `products` \"full\", or `invariant` false".into(),
+            );
+        }
+        (fp8 && !has_fp8(self.generation)).then(|| {
+            format!("{name} has no products in 8 bits, as L4, RTX 40, H100 and later have: `products` \"full\"")
+        })
+    }
+
     /// Dynamic shared memory that the kernels may ask for.
     pub(super) fn shared(&self) -> u32 {
         self.limit.min(MOST_SHARED)
@@ -125,6 +154,26 @@ mod tests {
             assert_eq!((&*found.arch, found.hopper(), found.early()), (arch, hopper, early));
             assert_eq!(found.shared(), shared << 10, "{arch}");
         }
+    }
+
+    #[test]
+    fn modes_that_a_card_or_a_type_has_not_are_refused_with_what_to_say_instead() {
+        let refused = |capability, hardware: Hardware, flow| {
+            target(capability, 99, NEW).expect("usable").refuses("A card", &hardware, flow)
+        };
+        let (plain, fp8) = (Hardware::default(), Hardware { products: Products::Fp8, ..Hardware::default() });
+        let int8 = Hardware { int8_keys: true, ..plain.clone() };
+        assert_eq!(refused(80, plain, Elt::F32), None);
+        assert_eq!(refused(80, int8.clone(), Elt::F16), None);
+        assert!(refused(80, int8, Elt::F32).is_some_and(|why| why.contains("`dtype` \"auto\"")));
+        assert!(refused(90, fp8.clone(), Elt::F32).is_some_and(|why| why.contains("`dtype` \"auto\"")));
+        for (capability, taken) in [(80, false), (86, false), (89, true), (90, true), (120, true)] {
+            let refused = refused(capability, fp8.clone(), Elt::F16);
+            assert_eq!(refused.is_none(), taken, "{capability}: {refused:?}");
+            assert!(refused.is_none_or(|why| why.contains("A card") && why.contains("`products` \"full\"")));
+        }
+        let both = Hardware { invariant: true, ..fp8 };
+        assert!(refused(90, both, Elt::F16).is_some_and(|why| why.contains("`invariant` false")));
     }
 
     #[test]

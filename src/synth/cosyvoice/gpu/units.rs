@@ -61,6 +61,12 @@ pub(super) static WHISPER: Source =
 pub const ARCHITECTURES: [(&str, u32); 6] =
     [("sm_80", 163), ("sm_86", 99), ("sm_89", 99), ("sm_90a", 227), ("sm_100", 227), ("sm_120", 99)];
 
+/// Whether kernels for `arch` have products in 8 bits.
+fn multiplies_fp8(arch: &str) -> bool {
+    let number = arch.trim_start_matches("sm_").trim_end_matches('a').parse::<u32>();
+    number.is_ok_and(super::target::has_fp8)
+}
+
 /// Compiles every kernel that a load for `arch` compiles, with the sizes of `config`, in every type of operands that
 /// [`Precision`] has a name for; without optimising them, as only errors are asked for. Needs the run-time compiler but no
 /// device; `None` where that is missing.
@@ -70,7 +76,8 @@ pub const ARCHITECTURES: [(&str, u32); 6] =
 pub fn compile_all(config: &Config, arch: &str, shared_kib: u32) -> Option<Result<(), GpuError>> {
     libraries::open_compiler().then(|| {
         let (llm, hift) = (llm::defines(&config.llm), hift::defines(config, 0));
-        let [flow, int8] = [false, true].map(|int8| flow::defines(&config.flow, int8));
+        let [flow, int8, fp8, both] = [(false, false), (true, false), (false, true), (true, true)]
+            .map(|(int8, fp8)| flow::defines(&config.flow, int8, fp8));
         let (gemm, heads) = (gemm::defines(shared_kib << 10), whisper::defines(64, 64));
         for Precision { llm: l, flow: f, hift: h } in [Precision::default(), Precision::EXACT] {
             let mut units = vec![
@@ -82,6 +89,9 @@ pub fn compile_all(config: &Config, arch: &str, shared_kib: u32) -> Option<Resul
             ];
             if f != Elt::F32 {
                 units.push(Unit { source: &FLOW, elt: f, defines: &int8 });
+                if multiplies_fp8(arch) {
+                    units.extend([&fp8, &both].map(|defines| Unit { source: &FLOW, elt: f, defines }));
+                }
             }
             let mut elts = vec![l, f, h];
             elts.dedup();

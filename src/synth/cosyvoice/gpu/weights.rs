@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::device::{Buf, Device, Elt, GpuError, Kernel, start};
 use super::units;
+use crate::synth::cosyvoice::backend::Products;
 use crate::synth::cosyvoice::checkpoint::{Checkpoint, Part, fold_weight_norm};
 
 /// Where values come from: a checkpoint, or a generator when only speed matters.
@@ -145,6 +146,8 @@ pub(super) struct Packer {
     linear: Kernel,
     /// None in single precision.
     tile: Option<Kernel>,
+    /// None where nothing has 8 bits.
+    fp8: Option<Kernel>,
 }
 
 impl Packer {
@@ -157,6 +160,10 @@ impl Packer {
             convert: module.kernel("convert", 0)?,
             linear: module.kernel("linear_exact", 0)?,
             tile: if elt == Elt::F32 { None } else { Some(module.kernel("tile_weights", 0)?) },
+            fp8: match device.modes.products {
+                Products::Full => None,
+                Products::Fp8 | Products::Fp8Always => Some(module.kernel("convert_fp8", 0)?),
+            },
         })
     }
 
@@ -250,6 +257,19 @@ impl Packer {
         let dst = self.device.alloc("weights", values.len() * self.elt.size())?;
         let grid = (values.len().div_ceil(256) as u32, 1, 1);
         start!(self.device, self.convert, grid, 256, 0; src.ptr, dst.ptr, values.len() as i64)?;
+        self.device.sync()?;
+        Ok(dst)
+    }
+
+    /// An even number of values, times `by`, in 8 bits, in their own order.
+    pub(super) fn fp8(&self, values: &[f32], by: f32) -> Result<Buf, GpuError> {
+        let Some(convert) = self.fp8.filter(|_| values.len().is_multiple_of(2)) else {
+            return Err(GpuError::Model("a weight that is to have 8 bits cannot be converted".into()));
+        };
+        let src = self.device.upload("a weight", values)?;
+        let dst = self.device.alloc("weights", values.len())?;
+        let pairs = values.len() / 2;
+        start!(self.device, convert, (pairs.div_ceil(256) as u32, 1, 1), 256, 0; src.ptr, dst.ptr, pairs as i64, by)?;
         self.device.sync()?;
         Ok(dst)
     }

@@ -87,7 +87,7 @@ impl Attention {
     pub(super) fn load(device: &Device, module: &Module, elt: Elt, f: &FlowConfig) -> Result<Self, GpuError> {
         let wide = device.hopper
             && elt != Elt::F32
-            && !device.int8_keys
+            && !device.modes.int8_keys
             && f.head_dim == WIDE_HEAD
             && f.block <= WIDE_FRAMES
             && WIDE_SHARED <= device.shared;
@@ -99,7 +99,7 @@ impl Attention {
             wide: wide.then(|| module.kernel("flow_attend_wide", WIDE_SHARED)).transpose()?,
             heads: f.heads,
             head_dim: f.head_dim,
-            int8: device.int8_keys,
+            int8: device.modes.int8_keys,
             room: device.shared,
             multiprocessors: device.multiprocessors,
             invariant: device.invariant,

@@ -11,6 +11,7 @@ use super::super::tuned::{Finding, Tuned};
 use super::super::units;
 use super::super::weights::Packed;
 use super::Block;
+use super::fp8::{Fp8, Products};
 
 /// Rows of a block of a skinny GEMM, and warps that share its inputs; as in skinny.cu.
 const SKINNY_BLOCK: usize = 56;
@@ -65,6 +66,7 @@ const NARROW: [Narrow; 8] = [
 pub(super) struct Linear {
     pub(super) packed: Packed,
     pub(super) plain: Option<(Buf, Buf)>,
+    pub(super) fp8: Option<Fp8>,
     pub(super) n: usize,
     pub(super) k: usize,
 }
@@ -145,6 +147,8 @@ pub(super) struct Linears {
     pub(super) block: usize,
     /// What blocks that share a GEMM's inputs find: [`PARTS`] of [`SKINNY_ROWS`] rows.
     pub(super) parts: Buf,
+    /// What has the GEMMs of wide steps, where those multiply numbers of 8 bits.
+    pub(super) products: Option<Products>,
 }
 
 /// The kernels of narrow.cu that `device` runs for chunks of `block` frames.
@@ -164,7 +168,10 @@ pub(super) fn narrow_kernels(
 impl Linears {
     /// `rows` rows at `x` through `l` to `y`.
     pub(super) fn run(&self, l: &Linear, rows: usize, x: u64, y: u64, gelu: bool) -> Result<(), GpuError> {
-        let shape = Shape { m: rows, n: l.n, k: l.k, gelu };
+        if let Some((products, weight)) = self.in_fp8(l, rows) {
+            return products.run(weight, Shape { m: rows, n: l.n, k: l.k, gelu, fp8: true }, x, y);
+        }
+        let shape = Shape { m: rows, n: l.n, k: l.k, gelu, fp8: false };
         if self.device.invariant {
             // One block shape at every width: cuBLASLt picks by the rows, and so would timing.
             return self.own(l, SAME, shape, x, y);
@@ -175,10 +182,20 @@ impl Linears {
         }
     }
 
+    /// Who runs the GEMM of `rows` rows, if it multiplies numbers of 8 bits.
+    fn in_fp8<'a>(&'a self, l: &'a Linear, rows: usize) -> Option<(&'a Products, &'a Fp8)> {
+        Some((self.products.as_ref().filter(|products| products.take(rows))?, l.fp8.as_ref()?))
+    }
+
+    /// What the inputs of the GEMM of `rows` rows are multiplied with before they are rounded to 8 bits; zero: they are elements.
+    pub(super) fn scale(&self, l: &Linear, rows: usize) -> f32 {
+        self.in_fp8(l, rows).map_or(0.0, |(_, weight)| weight.inputs)
+    }
+
     /// A GEMM through cuBLASLt, or through our kernels where it does not serve.
     fn library(&self, l: &Linear, shape: Shape, x: u64, y: u64) -> Result<(), GpuError> {
         match (&self.lt, &l.plain) {
-            (Some(lt), Some((w, bias))) => lt.run(shape, Operands { x, w: w.ptr, bias: bias.ptr, y }),
+            (Some(lt), Some((w, bias))) => lt.run(shape, Operands::whole(x, w.ptr, bias.ptr, y)),
             _ => self.own(l, Tile::N64T64, shape, x, y),
         }
     }
@@ -193,13 +210,14 @@ impl Linears {
 
     /// Whether the GEMM of `rows` rows leaves parts, without its bias, for the norm that follows it.
     pub(super) fn shares(&self, l: &Linear, rows: usize) -> bool {
-        let shape = Shape { m: rows, n: l.n, k: l.k, gelu: false };
+        let shape = Shape { m: rows, n: l.n, k: l.k, gelu: false, fp8: false };
+        // Of those in 8 bits no choice was made.
         !self.device.invariant && self.choices.get(&shape).is_some_and(|choice| choice.shares())
     }
 
     /// A GEMM of narrow.cu; to the parts where blocks share its inputs.
     fn narrow(&self, l: &Linear, which: usize, shape: Shape, x: u64, y: u64) -> Result<(), GpuError> {
-        let Shape { m, n, k, gelu } = shape;
+        let Shape { m, n, k, gelu, .. } = shape;
         let (Some(kernel), Some((w, _)), Some(bias)) = (self.narrow.get(which), &l.plain, &l.packed.bias) else {
             return self.library(l, shape, x, y);
         };
@@ -232,7 +250,7 @@ impl Linears {
 
     /// A skinny GEMM.
     fn skinny(&self, l: &Linear, tiles: usize, shape: Shape, x: u64, y: u64) -> Result<(), GpuError> {
-        let Shape { m, n, k, gelu } = shape;
+        let Shape { m, n, k, gelu, .. } = shape;
         let (Some(kernel), Some(bias)) = (self.skinny.get(tiles - 1), &l.packed.bias) else {
             return self.library(l, shape, x, y);
         };
@@ -257,12 +275,16 @@ impl Linears {
         for kind in kinds {
             let Kind { pick, x, y, gelu, .. } = *kind;
             let l = pick(block);
-            let shape = Shape { m: rows, n: l.n, k: l.k, gelu };
+            if let (Some(products), Some(weight)) = (self.products.as_mut().filter(|p| p.take(rows)), &l.fp8) {
+                products.prepare(weight, Shape { m: rows, n: l.n, k: l.k, gelu, fp8: true }, x, y)?;
+                continue;
+            }
+            let shape = Shape { m: rows, n: l.n, k: l.k, gelu, fp8: false };
             let (Some(lt), Some((w, bias))) = (&mut self.lt, &l.plain) else { return Ok(()) };
             if lt.prepared(shape) || self.choices.contains_key(&shape) {
                 continue;
             }
-            lt.prepare(shape, Operands { x, w: w.ptr, bias: bias.ptr, y })?;
+            lt.prepare(shape, Operands::whole(x, w.ptr, bias.ptr, y))?;
             let faster = CHOICES.of(&self.device, self.gemm.elt, shape, || self.faster(blocks, kind, shape))?;
             choices.extend(faster.map(|choice| (shape, choice)));
         }

@@ -9,14 +9,17 @@ use super::super::slabs::PARTS;
 use super::super::units;
 use super::super::weights::{Packer, Source, padded};
 use super::attend::{self, Attention, QUERIES};
+use super::fp8::{Fp8, Products};
 use super::linear::{Linear, Linears, PARTS as SHARES, SKINNY_ROWS, narrow_kernels};
 use super::position::{NARROW_TILE, Positions, TILE};
 use super::unguided::Unguided;
 use super::{
     BACK, Block, ChunkArgs, Flow, Front, Kernels, MOST_SHARED, ROOM, Scratch, Staged, Weights, defines, head_bytes,
 };
+use crate::synth::cosyvoice::backend;
 use crate::synth::cosyvoice::checkpoint::Part;
 use crate::synth::cosyvoice::config::{CONV_POS_GROUPS, CONV_POS_KERNEL, Config, FlowConfig, TIME_EMBED};
+use crate::synth::cosyvoice::fp8::{Modulated, Ranges};
 use crate::synth::cosyvoice::noise;
 
 pub(super) const ROOT: &str = "decoder.estimator";
@@ -51,8 +54,10 @@ fn pair(source: &dyn Source, name: &str, n: usize, k: usize) -> Result<(Vec<f32>
     Ok((get(format!("{name}.weight"), &[n, k])?, get(format!("{name}.bias"), &[n])?))
 }
 
-/// Layers over the same `k` inputs as one GEMM: by name and outputs.
-fn linear(packer: &Packer, source: &dyn Source, parts: &[(String, usize)], k: usize) -> Result<Linear, GpuError> {
+/// Layers over the same inputs, as one: by name and outputs.
+type Layers = (Vec<f32>, Vec<f32>);
+
+fn layers(source: &dyn Source, parts: &[(String, usize)], k: usize) -> Result<Layers, GpuError> {
     let outputs = parts.iter().map(|(_, n)| n).sum();
     let (mut w, mut b) = (Vec::with_capacity(outputs * k), Vec::with_capacity(outputs));
     for (name, n) in parts {
@@ -60,22 +65,54 @@ fn linear(packer: &Packer, source: &dyn Source, parts: &[(String, usize)], k: us
         w.extend_from_slice(&wn);
         b.extend_from_slice(&bn);
     }
-    let n = b.len();
-    let packed = packer.whole(&w, n, k, 1, Some(&b))?;
-    let plain = if packer.elt == Elt::F32 { None } else { Some((packer.elements(&w)?, packer.elements(&b)?)) };
-    Ok(Linear { packed, plain, n, k })
+    Ok((w, b))
 }
 
-/// Transformer block `n`.
-fn block(packer: &Packer, source: &dyn Source, f: &FlowConfig, n: usize) -> Result<Block, GpuError> {
+/// The GEMM of layers over `k` inputs; `fp8`: what no input is larger than, and no result that is to have 8 bits.
+fn linear(packer: &Packer, (w, b): &Layers, k: usize, fp8: Option<(f32, Option<f32>)>) -> Result<Linear, GpuError> {
+    let n = b.len();
+    Ok(Linear {
+        packed: packer.whole(w, n, k, 1, Some(b))?,
+        plain: if packer.elt == Elt::F32 { None } else { Some((packer.elements(w)?, packer.elements(b)?)) },
+        fp8: fp8.map(|(range, results)| Fp8::new(packer, w, b, range, results)).transpose()?,
+        n,
+        k,
+    })
+}
+
+/// Transformer block `n`; `modulated`: what comes before attention and before its feed-forward layers, where their products have
+/// 8 bits.
+fn block(
+    packer: &Packer,
+    source: &dyn Source,
+    f: &FlowConfig,
+    n: usize,
+    modulated: Option<[Modulated; 2]>,
+) -> Result<Block, GpuError> {
     let (dim, inner, ff) = (f.dim, f.inner(), f.ff());
     let name = |part: &str| format!("{ROOT}.transformer_blocks.{n}.{part}");
-    let linear = |parts: &[(String, usize)], k: usize| linear(packer, source, parts, k);
+    let read = |parts: &[(String, usize)], k: usize| layers(source, parts, k);
+    let qkv = read(&[(name("attn.to_q"), inner), (name("attn.to_k"), inner), (name("attn.to_v"), inner)], dim)?;
+    let (out, up) = (read(&[(name("attn.to_out.0"), dim)], inner)?, read(&[(name("ff.ff.0.0"), ff)], dim)?);
+    let down = read(&[(name("ff.ff.2"), dim)], ff)?;
+    let ranges = modulated.map(|[attention, feed]| {
+        Ranges::of(&attention, &feed, (&qkv.0[2 * inner * dim..], &qkv.1[2 * inner..]), (&up.0, &up.1))
+    });
+    let range = |of: fn(&Ranges) -> (f32, Option<f32>)| ranges.as_ref().map(of);
     Ok(Block {
-        qkv: linear(&[(name("attn.to_q"), inner), (name("attn.to_k"), inner), (name("attn.to_v"), inner)], dim)?,
-        out: linear(&[(name("attn.to_out.0"), dim)], inner)?,
-        up: linear(&[(name("ff.ff.0.0"), ff)], dim)?,
-        down: linear(&[(name("ff.ff.2"), dim)], ff)?,
+        qkv: linear(packer, &qkv, dim, range(|r| (r.qkv, None)))?,
+        out: linear(packer, &out, inner, range(|r| (r.out, None)))?,
+        up: linear(packer, &up, dim, range(|r| (r.up, Some(r.down))))?,
+        down: linear(packer, &down, ff, range(|r| (r.down, None)))?,
+    })
+}
+
+/// What comes before attention and before the feed-forward layers of block `n`, by the steps' rows of `modulation`.
+fn modulated(modulation: &[f32], f: &FlowConfig, n: usize) -> [Modulated; 2] {
+    let row = |step: &[f32], row: usize| step[(6 * n + row) * f.dim..][..f.dim].to_vec();
+    [0, 3].map(|shift| {
+        let steps = modulation.chunks_exact((6 * f.depth + 2) * f.dim);
+        Modulated::of(steps.map(|step| (row(step, shift + 1).iter().map(|v| 1.0 + v).collect(), row(step, shift))))
     })
 }
 
@@ -83,14 +120,20 @@ fn weights(packer: &Packer, source: &dyn Source, config: &Config) -> Result<Weig
     let (f, device) = (&config.flow, &packer.device);
     let dim = f.dim;
     let get = |key: &str, shape: &[usize]| source.floats(Part::Flow, key, shape);
-    let blocks = (0..f.depth).map(|n| block(packer, source, f, n)).collect::<Result<Vec<_>, _>>()?;
+    let (visited, deltas): (Vec<f32>, Vec<f32>) = f.evaluations().into_iter().unzip();
+    let modulation = modulation(packer, source, f, &visited)?;
+    let mut steps = Vec::new();
+    if device.modes.products != backend::Products::Full {
+        steps.resize(modulation.bytes / 4, 0f32);
+        device.read(modulation.ptr, &mut steps)?;
+    }
+    let modulated = |n| (!steps.is_empty()).then(|| modulated(&steps, f, n));
+    let blocks = (0..f.depth).map(|n| block(packer, source, f, n, modulated(n))).collect::<Result<Vec<_>, _>>()?;
     let (w, b) = pair(source, &format!("{ROOT}.input_embed.proj"), dim, f.dit_in())?;
     let input = packer.whole(&w, dim, f.dit_in(), 1, Some(&b))?;
     let (w, b) = pair(source, &format!("{ROOT}.proj_out"), f.mel, dim)?;
     let out = packer.whole(&w, f.mel, dim, 1, Some(&b))?;
 
-    let (visited, deltas): (Vec<f32>, Vec<f32>) = f.evaluations().into_iter().unzip();
-    let modulation = modulation(packer, source, f, &visited)?;
     let noise_frames = config.noise_frames();
     let rope = rope_table(&get(&format!("{ROOT}.rotary_embed.inv_freq"), &[f.head_dim / 2])?, noise_frames + f.block);
     Ok(Weights {
@@ -157,6 +200,10 @@ fn kernels(device: &Device, module: &Module, elt: Elt, f: &FlowConfig) -> Result
         euler: module.kernel("flow_euler", 0)?,
         attention: Attention::load(device, module, elt, f)?,
         norm_shares: module.kernel("flow_norm_shares", 0)?,
+        norm_fp8: match device.modes.products {
+            backend::Products::Full => None,
+            backend::Products::Fp8 | backend::Products::Fp8Always => Some(module.kernel("flow_norm_fp8", 0)?),
+        },
         append: module.kernel("flow_append", 0)?,
         neighbours: module.kernel("flow_neighbours", 0)?,
         keep: module.kernel("flow_keep", 0)?,
@@ -195,8 +242,9 @@ impl Flow {
     pub(in super::super) fn load(packer: &Packer, source: &dyn Source, config: &Config) -> Result<Self, GpuError> {
         let device = &packer.device;
         let (f, elt) = (&config.flow, packer.elt);
-        check(config, device.shared, device.int8_keys)?;
-        let module = device.compile(&units::FLOW, elt, &defines(f, device.int8_keys))?;
+        check(config, device.shared, device.modes.int8_keys)?;
+        let fp8 = device.modes.products != backend::Products::Full;
+        let module = device.compile(&units::FLOW, elt, &defines(f, device.modes.int8_keys, fp8))?;
         let skinny = match elt {
             Elt::F32 => Vec::new(),
             _ => ["flow_skinny_16", "flow_skinny_32", "flow_skinny_48"]
@@ -206,7 +254,7 @@ impl Flow {
         };
         let narrow = narrow_kernels(device, &module, elt, f.block)?;
         let parts = usize::from(!narrow.is_empty());
-        let x_offset = f.steps * f.depth * 4 * f.heads * head_bytes(f, elt, device.int8_keys);
+        let x_offset = f.steps * f.depth * 4 * f.heads * head_bytes(f, elt, device.modes.int8_keys);
         let hist_bytes = f.steps * 2 * 2 * (CONV_POS_KERNEL - 1) * f.dim * elt.size();
         let per_row = f.block / config.token_mel_ratio + 2 + f.lookahead;
         let chunk_bytes = ROOM * 2 * size_of::<ChunkArgs>();
@@ -227,6 +275,7 @@ impl Flow {
                 narrow,
                 block: f.block,
                 parts: device.zeros("activations", parts * SHARES * SKINNY_ROWS * f.dim * 4)?,
+                products: Products::new(device, elt)?,
             },
             kernels: kernels(device, &module, elt, f)?,
             positions: Positions::load(packer, source, f, &module)?,

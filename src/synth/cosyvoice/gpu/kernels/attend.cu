@@ -93,7 +93,29 @@ struct Softmax {
         l1 += __shfl_xor_sync(~0u, l1, 1); l1 += __shfl_xor_sync(~0u, l1, 2);
     }
 };
-#define ATTEND_ARGS const Chunk *chunks, const elt *qkv, elt *out, const float2 *rope, int layer, int append
+#define ATTEND_ARGS const Chunk *chunks, const elt *qkv, elt *out, const float2 *rope, int layer, int append, float by
+// Where the results of a row's head go.
+DEV unsigned char* heard_at(elt* out, i64 row, int head, int bytes) { return (unsigned char*)out + (row * HEADS + head) * bytes; }
+// Two neighbouring results, `d` the channel of the first.
+DEV void put_heard(elt* out, i64 row, int head, int d, float a, float b, float by) {
+#if FP8
+    if (by != 0.f) {
+        *(u16*)(heard_at(out, row, head, HD) + d) = pack2_fp8(a * by, b * by);
+        return;
+    }
+#endif
+    store2(out + row * INNER + head * HD + d, a, b);
+}
+// Zeros for a row of nobody's chunk.
+template <int T> DEV void put_nothing(elt* out, i64 row0, int head, float by) {
+#if FP8
+    const int bytes = by != 0.f ? HD : HD * 2;
+#else
+    constexpr int bytes = HD * 2;
+#endif
+    for (int i = threadIdx.x; i < BLOCK * (bytes / 16); i += T)
+        *(uint4*)(heard_at(out, row0 + i / (bytes / 16), head, bytes) + i % (bytes / 16) * 16) = make_uint4(0, 0, 0, 0);
+}
 // A block has the queries of MW warps of one head of one row, and G groups of as many warps share the tiles of TILE keys and
 // put their sums together at the end: few chunks still use the whole device. Tiles of keys that were there before are in flight before the GEMM ends, two a
 // group; the chunk's own come through registers, which rotates them and puts them into the slab as they pass. Keys in 8 bits
@@ -116,7 +138,7 @@ template <int MW, int G, int TILE> DEV void attend(ATTEND_ARGS) {
     const u64 there = threadIdx.x < PAGES ? c.page[threadIdx.x] : 0;
     if (c.row < 0) {
         dep_wait();
-        for (int i = threadIdx.x; i < BLOCK * CPR; i += T) *(uint4*)(out + (row0 + i / CPR) * INNER + head * HD + i % CPR * 8) = make_uint4(0, 0, 0, 0);
+        put_nothing<T>(out, row0, head, by);
         return;
     }
     const int keys = c.keys, key0 = c.key0, frame0 = c.frame0, limit = append ? frame0 : keys;
@@ -246,9 +268,9 @@ template <int MW, int G, int TILE> DEV void attend(ATTEND_ARGS) {
         const float i0 = 1.f / s.l0, i1 = 1.f / s.l1;
 #pragma unroll
         for (int n = 0; n < HD / 8; n++) {
-            const int d = head * HD + n * 8 + (lane & 3) * 2;
-            if (q0 + f0 < BLOCK) store2(out + (row0 + q0 + f0) * INNER + d, s.o[n][0] * i0, s.o[n][1] * i0);
-            if (q0 + f1 < BLOCK) store2(out + (row0 + q0 + f1) * INNER + d, s.o[n][2] * i1, s.o[n][3] * i1);
+            const int d = n * 8 + (lane & 3) * 2;
+            if (q0 + f0 < BLOCK) put_heard(out, row0 + q0 + f0, head, d, s.o[n][0] * i0, s.o[n][1] * i0, by);
+            if (q0 + f1 < BLOCK) put_heard(out, row0 + q0 + f1, head, d, s.o[n][2] * i1, s.o[n][3] * i1, by);
         }
         return;
     }
@@ -284,12 +306,12 @@ template <int MW, int G, int TILE> DEV void attend(ATTEND_ARGS) {
             x.x = fmaf(w, y.x, x.x);
             x.y = fmaf(w, y.y, x.y);
         }
-        store2(out + (row0 + q0 + f) * INNER + head * HD + d, x.x / l, x.y / l);
+        put_heard(out, row0 + q0 + f, head, d, x.x / l, x.y / l, by);
     }
 }
 // names: warps with queries of their own, and groups of them
 #define ATTEND(NAME, MW, G, TILE, BLOCKS) \
-    KERNEL __launch_bounds__(32 * MW * G, BLOCKS) NAME(ATTEND_ARGS) { attend<MW, G, TILE>(chunks, qkv, out, rope, layer, append); }
+    KERNEL __launch_bounds__(32 * MW * G, BLOCKS) NAME(ATTEND_ARGS) { attend<MW, G, TILE>(chunks, qkv, out, rope, layer, append, by); }
 ATTEND(flow_attend_4x1, 4, 1, 32, 4)
 ATTEND(flow_attend_4x2, 4, 2, 32, 2)
 ATTEND(flow_attend_4x4, 4, 4, 64, 1)
@@ -297,7 +319,7 @@ ATTEND(flow_attend_2x4, 2, 4, 64, 1)
 ATTEND(flow_attend_1x8, 1, 8, 32, 1)
 #else
 // Plain float: a warp a query, a lane a key.
-KERNEL __launch_bounds__(256) flow_attend(const Chunk* chunks, const elt* qkv, elt* out, const float2* rope, int layer, int append) {
+KERNEL __launch_bounds__(256) flow_attend(const Chunk* chunks, const elt* qkv, elt* out, const float2* rope, int layer, int append, float) {
     __shared__ float q_s[8][HD];
     dep_go();
     dep_wait();

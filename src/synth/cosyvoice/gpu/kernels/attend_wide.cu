@@ -29,7 +29,7 @@ KERNEL __launch_bounds__(128, 4) flow_attend_wide(ATTEND_ARGS) {
     const u32 full = own_s + 56 * 128, empty = full + WIDE_STAGES * 8;
     if (c.row < 0) {
         dep_wait();
-        for (int i = tid; i < BLOCK * 8; i += 128) *(uint4*)(out + (row0 + i / 8) * INNER + head * HD + i % 8 * 8) = make_uint4(0, 0, 0, 0);
+        put_nothing<128>(out, row0, head, by);
         return;
     }
     const int first = c.key0 / BLOCK, frame0 = c.frame0, before = frame0 / BLOCK - first, here = c.keys - frame0;
@@ -155,6 +155,23 @@ KERNEL __launch_bounds__(128, 4) flow_attend_wide(ATTEND_ARGS) {
     const float i0 = 1.f / softmax.l0, i1 = 1.f / softmax.l1;
     const int f0 = warp * 16 + (lane >> 2);
     unsigned char* rows = wide_smem + (2 * WIDE_STAGES + 2) * WIDE_TILE;
+#if FP8
+    if (by != 0.f) {
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            const int at = (n & 1) * 8 + (lane & 3) * 2;
+            *(u16*)(rows + swz(f0, n >> 1) + at) = pack2_fp8(softmax.o[n][0] * i0 * by, softmax.o[n][1] * i0 * by);
+            *(u16*)(rows + swz(f0 + 8, n >> 1) + at) = pack2_fp8(softmax.o[n][2] * i1 * by, softmax.o[n][3] * i1 * by);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int f = warp * 16 + i * 8 + (lane >> 2), q = lane & 3;
+            if (f < BLOCK) *(uint4*)(heard_at(out, row0 + f, head, HD) + q * 16) = *(const uint4*)(rows + swz(f, q));
+        }
+        return;
+    }
+#endif
 #pragma unroll
     for (int n = 0; n < 8; n++) {
         store2((elt*)(rows + swz(f0, n)) + (lane & 3) * 2, softmax.o[n][0] * i0, softmax.o[n][1] * i0);

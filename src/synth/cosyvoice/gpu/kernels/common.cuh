@@ -103,6 +103,11 @@ DEV i64 tiled(int rows, int row, int col) {
     return ((i64)(col >> 6) * rows + row) * 64 + ((piece ^ (row & 7)) << 3) + (pair >> 2) * 2 + (col & 1);
 }
 
+#if __CUDA_ARCH__ >= 890
+// Two values in 8 bits (E4M3), the first in the lower half. Out of range saturates.
+DEV u16 pack2_fp8(float lo, float hi) { u16 r; asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(hi), "f"(lo)); return r; }
+#endif
+
 DEV float warp_sum(float v) {
 #pragma unroll
     for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(~0u, v, o);

@@ -5,7 +5,8 @@
 // slabs that the utterance keeps; what came before is reached through the utterance's list of them.
 //
 // HD: head width; HEADS; DIM: residual width; MEL; BLOCK: frames of a block; LAYERS; STEPS: Euler steps; POSITION_TAPS: of
-// the position convolutions; INT8: whether keys and values are kept in 8 bits.
+// the position convolutions; INT8: whether keys and values are kept in 8 bits; FP8: whether GEMMs may take their inputs in 8 bits,
+// then times `by` where that is not zero.
 #ifndef HD
 #define HD 64
 #define HEADS 16
@@ -16,6 +17,7 @@
 #define STEPS 10
 #define POSITION_TAPS 31
 #define INT8 0
+#define FP8 0
 #define CIN 320
 #endif
 #define INNER (HD * HEADS)
@@ -220,7 +222,7 @@ DEV float row_sum(float v, float* part) {
     for (int w = 0; w < LN_THREADS / 32; w++) s += part[w];
     return s;
 }
-template <class Y> DEV void norm(const Chunk* chunks, float* h, Y y, elt* a, const float* mod, i64 step_stride, i64 gate, i64 shift, i64 scale, float eps) {
+template <class Y, class A> DEV void norm(const Chunk* chunks, float* h, Y y, A a, const float* mod, i64 step_stride, i64 gate, i64 shift, i64 scale, float eps) {
     __shared__ float part[2][LN_THREADS / 32];
     dep_go();
     const int row = blockIdx.x;
@@ -277,11 +279,25 @@ template <class Y> DEV void norm(const Chunk* chunks, float* h, Y y, elt* a, con
     for (int i = 0; i < PER; i++) {
         int c = (i * LN_THREADS + threadIdx.x) * 4;
         if (c >= DIM) continue;
-        elt* o = a + (i64)row * DIM + c;
-        store2(o, fmaf(v[i][0] * inv, 1.f + sc[i].x, sh[i].x), fmaf(v[i][1] * inv, 1.f + sc[i].y, sh[i].y));
-        store2(o + 2, fmaf(v[i][2] * inv, 1.f + sc[i].z, sh[i].z), fmaf(v[i][3] * inv, 1.f + sc[i].w, sh[i].w));
+        a.put((i64)row * DIM + c, fmaf(v[i][0] * inv, 1.f + sc[i].x, sh[i].x), fmaf(v[i][1] * inv, 1.f + sc[i].y, sh[i].y), fmaf(v[i][2] * inv, 1.f + sc[i].z, sh[i].z), fmaf(v[i][3] * inv, 1.f + sc[i].w, sh[i].w));
     }
 }
+
+// What a GEMM reads: elements, or 8 bits.
+struct Elements {
+    elt* a;
+    DEV void put(i64 at, float v0, float v1, float v2, float v3) const {
+        store2(a + at, v0, v1);
+        store2(a + at + 2, v2, v3);
+    }
+};
+#if FP8
+struct Fp8 {
+    u32* a;
+    float by;
+    DEV void put(i64 at, float v0, float v1, float v2, float v3) const { a[at >> 2] = pack2_fp8(v0 * by, v1 * by) | (u32)pack2_fp8(v2 * by, v3 * by) << 16; }
+};
+#endif
 
 // y as a GEMM leaves it: as elements; or as what the blocks that shared its inputs found, without its bias.
 struct Whole {
@@ -296,8 +312,13 @@ struct Whole {
     DEV float4 sum(float4, const float4* read) const { return read[0]; }
 };
 KERNEL __launch_bounds__(LN_THREADS) flow_norm(const Chunk* chunks, float* h, const elt* y, elt* a, const float* mod, i64 step_stride, i64 gate, i64 shift, i64 scale, float eps) {
-    norm(chunks, h, Whole{y}, a, mod, step_stride, gate, shift, scale, eps);
+    norm(chunks, h, Whole{y}, Elements{a}, mod, step_stride, gate, shift, scale, eps);
 }
+#if FP8
+KERNEL __launch_bounds__(LN_THREADS) flow_norm_fp8(const Chunk* chunks, float* h, const elt* y, u32* a, const float* mod, i64 step_stride, i64 gate, i64 shift, i64 scale, float eps, float by) {
+    norm(chunks, h, Whole{y}, Fp8{a, by}, mod, step_stride, gate, shift, scale, eps);
+}
+#endif
 #define PARTS 4
 struct Shares {
     enum { READS = PARTS };
@@ -313,7 +334,7 @@ struct Shares {
     }
 };
 KERNEL __launch_bounds__(LN_THREADS) flow_norm_shares(const Chunk* chunks, float* h, const float* y, i64 stride, const float* bias, elt* a, const float* mod, i64 step_stride, i64 gate, i64 shift, i64 scale, float eps) {
-    norm(chunks, h, Shares{y, bias, stride}, a, mod, step_stride, gate, shift, scale, eps);
+    norm(chunks, h, Shares{y, bias, stride}, Elements{a}, mod, step_stride, gate, shift, scale, eps);
 }
 
 // x += dt * ((1 + guidance) guided - guidance unguided); says which chunk is no longer finite.

@@ -45,6 +45,14 @@ KERNEL convert(const float* src, elt* dst, i64 n) {
     if (i < n) dst[i] = to_e(src[i]);
 }
 
+#if __CUDA_ARCH__ >= 890
+// An even number of values, times `by`, in 8 bits.
+KERNEL convert_fp8(const float2* src, u16* dst, i64 pairs, float by) {
+    i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+    if (i < pairs) dst[i] = pack2_fp8(src[i].x * by, src[i].y * by);
+}
+#endif
+
 // y[m][n] = bias[n] + sum of x[m][k] w[n][k]; one warp a value.
 KERNEL linear_exact(const float* x, const float* w, const float* bias, float* y, int m, int n, int k, i64 ldy) {
     i64 i = (blockIdx.x * (i64)blockDim.x + threadIdx.x) >> 5;

@@ -299,7 +299,7 @@ impl Network {
                 continue;
             }
             let (n, k) = (self.weights(which, 0).n, self.weights(which, 0).cin);
-            let shape = Shape { m: rows, n, k, gelu: false };
+            let shape = Shape { m: rows, n, k, gelu: false, fp8: false };
             let tile = TILE_CHOICES.of(&self.device, self.gemm.elt, shape, || self.fastest(which, rows, &timer))?;
             self.tiles.insert((rows, which), tile);
         }

@@ -106,7 +106,7 @@ pub(super) struct Projection {
 impl Projection {
     /// Of so many rows.
     pub(super) fn shape(&self, rows: usize) -> Shape {
-        Shape { m: rows, n: self.n, k: self.k, gelu: false }
+        Shape { m: rows, n: self.n, k: self.k, gelu: false, fp8: false }
     }
 }
 
@@ -402,7 +402,7 @@ impl Whisper {
             }
             for (projection, rows, x, y) in all {
                 if let Some((w, bias)) = &projection.plain {
-                    lt.prepare(projection.shape(rows), Operands { x: x.ptr, w: w.ptr, bias: bias.ptr, y: y.ptr })?;
+                    lt.prepare(projection.shape(rows), Operands::whole(x.ptr, w.ptr, bias.ptr, y.ptr))?;
                 }
             }
         }

@@ -403,7 +403,7 @@ impl Whisper {
     /// Rows of a window.
     fn project(&self, p: &Projection, rows: usize, x: u64, y: u64) -> Result<(), GpuError> {
         match (&self.lt, &p.plain, &p.packed) {
-            (Some(lt), Some((w, bias)), _) => lt.run(p.shape(rows), Operands { x, w: w.ptr, bias: bias.ptr, y }),
+            (Some(lt), Some((w, bias)), _) => lt.run(p.shape(rows), Operands::whole(x, w.ptr, bias.ptr, y)),
             (_, _, Some(packed)) => self.skinny(packed, rows, x, y),
             _ => Err(GpuError::Model("a GEMM has no weights".into())),
         }
