@@ -477,7 +477,8 @@ pub struct Hardware {
     pub memory: Option<MemoryLimit>,
     /// Whether results have the same bits whatever else is in a step, at the price of slower steps.
     pub invariant: bool,
-    /// Whether the flow keeps keys and values in 8 bits, a scale for each frame and head: half the memory of an utterance.
+    /// Whether the flow keeps keys and values in 8 bits, a scale for each frame and head: half the memory of an utterance. The CPU
+    /// rounds them alike.
     pub int8_keys: bool,
     /// What the flow's layers multiply.
     pub products: Products,

@@ -80,7 +80,13 @@ impl Products {
 
     /// Makes a plan for GEMMs of `shape`, on real operands.
     pub(super) fn prepare(&mut self, weight: &Fp8, shape: Shape, x: u64, y: u64) -> Result<(), GpuError> {
-        self.lt.prepare(shape, weight.operands(x, y))
+        self.lt.prepare(shape, weight.operands(x, y)).map_err(|error| match error {
+            // Which of them there are depends on the card and on the library's version.
+            GpuError::Blas(why) => {
+                GpuError::Blas(format!("{why}: no GEMM of 8 bits for {shape:?} on this card: `products` \"full\""))
+            }
+            other => other,
+        })
     }
 
     /// Starts a GEMM whose plan was made.
