@@ -22,25 +22,31 @@ fn every_golden_tensor_is_within_its_tolerance() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// What the modes of fewer bits cost in accuracy, with everything else in single precision.
+/// What the modes of fewer bits cost in the flow, with everything else in single precision.
 #[test]
-fn modes_of_fewer_bits_are_within_their_stated_tolerances_and_change_the_flow_alone() {
+fn modes_of_fewer_bits_are_within_their_stated_tolerances() {
+    // The other stages, which the modes do not change, take most of the time.
+    let (dir, whole) = (tempfile::tempdir().expect("temp dir"), kit("cosyvoice3").canonicalize().expect("there"));
+    for name in ["checkpoint", "flow.safetensors"] {
+        std::os::unix::fs::symlink(whole.join(name), dir.path().join(name)).expect("a link");
+    }
     let full = Hardware::default();
     for (mode, least) in [
         (Hardware { int8_keys: true, ..full.clone() }, 5e-5),
         (Hardware { products: Products::Fp8Always, ..full.clone() }, 5e-3),
     ] {
-        let report = selftest::run_on_cpu(&kit("cosyvoice3"), mode.clone()).expect("the kit runs");
+        let report = selftest::run_on_cpu(dir.path(), mode.clone()).expect("the kit runs");
         println!("{mode:?}\n{report}");
         assert!(report.passed(), "{report}");
-        for line in report.lines.iter().filter(|l| l.rms > 0.0 && matches!(l.stage, "flow" | "e2e")) {
+        for line in report.lines.iter().filter(|l| l.stage == "flow" && l.rms > 0.0) {
             println!("{:<36} {:>8.3} %", line.name, 100.0 * line.rms / line.scale);
         }
-        let line = |name: &str| report.lines.iter().find(|l| l.name == name).expect("the kit has it");
-        let mel = line("mel_stream_mask_final");
-        assert!(mel.rms > least * mel.scale, "it rounds: {mel:?}");
-        assert!(report.lines.iter().all(|l| l.stage != "hift" || l.rms < 1e-4), "{report}");
-        assert_eq!(line("dit_input_embed").pass, Some(true));
+        let part = |name: &str| {
+            let line = report.lines.iter().find(|l| l.name == name && l.pass == Some(true)).expect("the kit has it");
+            line.rms / line.scale
+        };
+        assert!(part("mel_stream_mask_final") > least, "it rounds");
+        assert!(part("dit_input_embed") < 1e-5, "blocks alone");
     }
 }
 
