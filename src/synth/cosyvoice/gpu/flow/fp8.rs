@@ -14,7 +14,7 @@ use super::super::device::{Buf, Device, Elt, GpuError};
 use super::super::lt::{Lt, Operands, Shape};
 use super::super::weights::Packer;
 use super::linear::SKINNY_ROWS;
-use crate::synth::cosyvoice::backend;
+use crate::synth::cosyvoice::backend::Products;
 use crate::synth::cosyvoice::fp8::{largest, scale};
 
 /// A GEMM's weight in 8 bits, and by what its operands were multiplied.
@@ -55,20 +55,20 @@ impl Fp8 {
     }
 }
 
-/// What runs them.
-pub(super) struct Products {
+/// What runs the GEMMs.
+pub(super) struct Gemms {
     lt: Lt,
     /// Rows from which GEMMs are in 8 bits.
     from: usize,
 }
 
-impl Products {
+impl Gemms {
     /// `None`: `device` is not to multiply in 8 bits.
     pub(super) fn new(device: &Arc<Device>, elt: Elt) -> Result<Option<Self>, GpuError> {
         let from = match device.modes.products {
-            backend::Products::Full => return Ok(None),
-            backend::Products::Fp8 => SKINNY_ROWS + 1,
-            backend::Products::Fp8Always => 0,
+            Products::Full => return Ok(None),
+            Products::Fp8 => SKINNY_ROWS + 1,
+            Products::Fp8Always => 0,
         };
         Ok(Some(Self { lt: Lt::new(device, elt)?, from }))
     }

@@ -11,7 +11,7 @@ use super::super::tuned::{Finding, Tuned};
 use super::super::units;
 use super::super::weights::Packed;
 use super::Block;
-use super::fp8::{Fp8, Products};
+use super::fp8::{Fp8, Gemms};
 
 /// Rows of a block of a skinny GEMM, and warps that share its inputs; as in skinny.cu.
 const SKINNY_BLOCK: usize = 56;
@@ -147,8 +147,8 @@ pub(super) struct Linears {
     pub(super) block: usize,
     /// What blocks that share a GEMM's inputs find: [`PARTS`] of [`SKINNY_ROWS`] rows.
     pub(super) parts: Buf,
-    /// What has the GEMMs of wide steps, where those multiply numbers of 8 bits.
-    pub(super) products: Option<Products>,
+    /// What runs the GEMMs of wide steps, where those multiply numbers of 8 bits.
+    pub(super) fp8: Option<Gemms>,
 }
 
 /// The kernels of narrow.cu that `device` runs for chunks of `block` frames.
@@ -168,8 +168,8 @@ pub(super) fn narrow_kernels(
 impl Linears {
     /// `rows` rows at `x` through `l` to `y`.
     pub(super) fn run(&self, l: &Linear, rows: usize, x: u64, y: u64, gelu: bool) -> Result<(), GpuError> {
-        if let Some((products, weight)) = self.in_fp8(l, rows) {
-            return products.run(weight, Shape { m: rows, n: l.n, k: l.k, gelu, fp8: true }, x, y);
+        if let Some((gemms, weight)) = self.in_fp8(l, rows) {
+            return gemms.run(weight, Shape { m: rows, n: l.n, k: l.k, gelu, fp8: true }, x, y);
         }
         let shape = Shape { m: rows, n: l.n, k: l.k, gelu, fp8: false };
         if self.device.invariant {
@@ -183,8 +183,8 @@ impl Linears {
     }
 
     /// Who runs the GEMM of `rows` rows, if it multiplies numbers of 8 bits.
-    fn in_fp8<'a>(&'a self, l: &'a Linear, rows: usize) -> Option<(&'a Products, &'a Fp8)> {
-        Some((self.products.as_ref().filter(|products| products.take(rows))?, l.fp8.as_ref()?))
+    fn in_fp8<'a>(&'a self, l: &'a Linear, rows: usize) -> Option<(&'a Gemms, &'a Fp8)> {
+        Some((self.fp8.as_ref().filter(|gemms| gemms.take(rows))?, l.fp8.as_ref()?))
     }
 
     /// What the inputs of the GEMM of `rows` rows are multiplied with before they are rounded to 8 bits; zero: they are elements.
@@ -275,8 +275,8 @@ impl Linears {
         for kind in kinds {
             let Kind { pick, x, y, gelu, .. } = *kind;
             let l = pick(block);
-            if let (Some(products), Some(weight)) = (self.products.as_mut().filter(|p| p.take(rows)), &l.fp8) {
-                products.prepare(weight, Shape { m: rows, n: l.n, k: l.k, gelu, fp8: true }, x, y)?;
+            if let (Some(gemms), Some(weight)) = (self.fp8.as_mut().filter(|gemms| gemms.take(rows)), &l.fp8) {
+                gemms.prepare(weight, Shape { m: rows, n: l.n, k: l.k, gelu, fp8: true }, x, y)?;
                 continue;
             }
             let shape = Shape { m: rows, n: l.n, k: l.k, gelu, fp8: false };
