@@ -31,9 +31,9 @@ fn modes_of_fewer_bits_are_within_their_stated_tolerances() {
         std::os::unix::fs::symlink(whole.join(name), dir.path().join(name)).expect("a link");
     }
     let full = Hardware::default();
-    for (mode, least) in [
-        (Hardware { int8_keys: true, ..full.clone() }, 5e-5),
-        (Hardware { products: Products::Fp8Always, ..full.clone() }, 5e-3),
+    for (mode, mel) in [
+        (Hardware { int8_keys: true, ..full.clone() }, 5e-5..5e-4),
+        (Hardware { products: Products::Fp8Always, ..full.clone() }, 5e-3..0.04),
     ] {
         let report = selftest::run_on_cpu(dir.path(), mode.clone()).expect("the kit runs");
         println!("{mode:?}\n{report}");
@@ -45,7 +45,7 @@ fn modes_of_fewer_bits_are_within_their_stated_tolerances() {
             let line = report.lines.iter().find(|l| l.name == name && l.pass == Some(true)).expect("the kit has it");
             line.rms / line.scale
         };
-        assert!(part("mel_stream_mask_final") > least, "it rounds");
+        assert!(mel.contains(&part("mel_stream_mask_final")), "it rounds, and no more");
         assert!(part("dit_input_embed") < 1e-5, "blocks alone");
     }
 }

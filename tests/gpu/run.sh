@@ -243,7 +243,7 @@ on the seven thirty train, or an aisle seat an hour later, if you tell me the la
     done
 }
 
-# What it costs to have the same bits in any company, and to keep keys and values in 8 bits.
+# What it costs to have the same bits in any company, and to keep keys and values, or to multiply, in 8 bits.
 options() {
     run="./antiphon bench --engine cosyvoice3 --device cuda:0 --model random-full --speech-seconds 8 --voice random-k10"
     for option in "" ANTIPHON_ENGINE__INVARIANT=true ANTIPHON_ENGINE__KV=int8 ANTIPHON_ENGINE__PRODUCTS=fp8; do
