@@ -498,6 +498,13 @@ pub enum Products {
     Fp8Always,
 }
 
+impl Products {
+    /// Whether any step multiplies numbers of 8 bits.
+    pub fn fp8(self) -> bool {
+        self != Self::Full
+    }
+}
+
 /// How much of a device's memory an engine uses, its weights and what the driver takes for it included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryLimit {

@@ -10,7 +10,7 @@ use candle_core::{Device, Result, Tensor};
 
 use super::dit::{Dit, Input, Mask, Modulation, StepState};
 use super::ops::{Conv, ConvShape, Linear, LoadError, leaky, repeat_frames};
-use crate::synth::cosyvoice::backend::{FinalChunk, FlowPrompt, Hardware, Products};
+use crate::synth::cosyvoice::backend::{FinalChunk, FlowPrompt, Hardware};
 use crate::synth::cosyvoice::checkpoint::TensorFile;
 use crate::synth::cosyvoice::config::{Config, DEFAULT_LEAKY_SLOPE, FlowConfig};
 use crate::synth::cosyvoice::noise;
@@ -90,7 +90,7 @@ impl Flow {
         let evaluations = flow.evaluations();
         let modulations =
             evaluations.iter().map(|(t, _)| dit.modulation(file, *t)).collect::<std::result::Result<Vec<_>, _>>()?;
-        if modes.products != Products::Full {
+        if modes.products.fp8() {
             dit.round_products(&modulations)?;
         }
         let noise = Tensor::from_vec(noise::flow_table(config), (flow.mel, config.noise_frames()), &Device::Cpu)?;

@@ -15,7 +15,7 @@
 //! it makes the newest code that it can for the driver to finish ([`Target::finished_by_driver`]).
 
 use super::device::Elt;
-use crate::synth::cosyvoice::backend::{Hardware, Products, TakenFor};
+use crate::synth::cosyvoice::backend::{Hardware, TakenFor};
 
 /// Least compute capability, times ten.
 const LEAST: u32 = 80;
@@ -102,7 +102,7 @@ impl Target {
     /// Why a flow in `flow` cannot run here in the modes that `hardware` asks for, in one line that says what to change; `name`: the
     /// device's.
     pub(super) fn refuses(&self, name: &str, hardware: &Hardware, flow: Elt) -> Option<String> {
-        let fp8 = hardware.products != Products::Full;
+        let fp8 = hardware.products.fp8();
         if hardware.int8_keys && flow == Elt::F32 {
             return Some("keys and values in 8 bits need a flow in 16 bits: `dtype` \"auto\"".into());
         }
@@ -133,6 +133,7 @@ impl Target {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::synth::cosyvoice::backend::Products;
 
     const NEW: &[u32] = &[75, 80, 86, 89, 90, 100, 120];
 

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use super::device::{Buf, Device, Elt, GpuError, Kernel, start};
 use super::units;
-use crate::synth::cosyvoice::backend::Products;
 use crate::synth::cosyvoice::checkpoint::{Checkpoint, Part, fold_weight_norm};
 
 /// Where values come from: a checkpoint, or a generator when only speed matters.
@@ -160,10 +159,7 @@ impl Packer {
             convert: module.kernel("convert", 0)?,
             linear: module.kernel("linear_exact", 0)?,
             tile: if elt == Elt::F32 { None } else { Some(module.kernel("tile_weights", 0)?) },
-            fp8: match device.modes.products {
-                Products::Full => None,
-                Products::Fp8 | Products::Fp8Always => Some(module.kernel("convert_fp8", 0)?),
-            },
+            fp8: device.modes.products.fp8().then(|| module.kernel("convert_fp8", 0)).transpose()?,
         })
     }
 

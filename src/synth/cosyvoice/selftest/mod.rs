@@ -17,7 +17,7 @@ use std::path::Path;
 
 pub use kit::{Kit, KitError};
 
-use super::backend::{Backend, FinalChunk, Hardware, Options, Products, SineNoise};
+use super::backend::{Backend, FinalChunk, Hardware, Options, SineNoise};
 use super::probe::{Probe, Values};
 use crate::synth::SynthError;
 
@@ -232,10 +232,7 @@ pub const FP8: &[(&str, f64)] = &[("flow", 0.15), ("e2e", 1.5)];
 pub fn limits(working: bool, hardware: &Hardware) -> Vec<(&'static str, f64)> {
     let of = |limits: &'static [(&'static str, f64)], apply: bool| limits.iter().copied().filter(move |_| apply);
     // The first that names a stage counts.
-    of(FP8, hardware.products != Products::Full)
-        .chain(of(INT8, hardware.int8_keys))
-        .chain(of(WORKING, working))
-        .collect()
+    of(FP8, hardware.products.fp8()).chain(of(INT8, hardware.int8_keys)).chain(of(WORKING, working)).collect()
 }
 
 /// Runs everything that `kit` has on `backend`. `limits` replaces the tolerance of a stage, for devices that compute in

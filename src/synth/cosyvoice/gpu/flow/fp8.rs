@@ -1,16 +1,14 @@
 //! GEMMs of wide steps over numbers of 8 bits (E4M3), where an operator chose them: a mode of its own, since a mel differs by it.
 //!
 //! Weights are rounded at load, each matrix by a power of two. What comes in is rounded by whoever makes it, the norms, attention
-//! and the GEMM before: ranges are known beforehand ([`Ranges`]), so that each layer has one constant for each of them. What comes
+//! and the GEMM before: ranges are known beforehand ([`Ranges`](crate::synth::cosyvoice::fp8::Ranges)), so that each layer has one constant for each of them. What comes
 //! out has 16 bits again, but for what GELU gives, which is the next GEMM's input.
 //!
 //! # Why
 //! Narrow steps wait for weights and have kernels of their own, in 16 bits; wide ones wait for the MMAs, which do twice as many
 //! operations on 8.
 
-use std::sync::Arc;
-
-use super::super::device::{Buf, Device, Elt, GpuError};
+use super::super::device::{Buf, GpuError};
 use super::super::lt::{Lt, Operands, Shape};
 use super::super::weights::Packer;
 use super::linear::SKINNY_ROWS;
@@ -49,38 +47,14 @@ impl Fp8 {
         })
     }
 
-    fn operands(&self, x: u64, y: u64) -> Operands {
+    pub(super) fn operands(&self, x: u64, y: u64) -> Operands {
         let by = self.results.as_ref().map_or(0, |by| by.ptr);
         Operands { x, w: self.weight.ptr, bias: self.bias.ptr, y, alpha: self.alpha, by }
     }
-}
 
-/// What runs the GEMMs.
-pub(super) struct Gemms {
-    lt: Lt,
-    /// Rows from which GEMMs are in 8 bits.
-    from: usize,
-}
-
-impl Gemms {
-    /// `None`: `device` is not to multiply in 8 bits.
-    pub(super) fn new(device: &Arc<Device>, elt: Elt) -> Result<Option<Self>, GpuError> {
-        let from = match device.modes.products {
-            Products::Full => return Ok(None),
-            Products::Fp8 => SKINNY_ROWS + 1,
-            Products::Fp8Always => 0,
-        };
-        Ok(Some(Self { lt: Lt::new(device, elt)?, from }))
-    }
-
-    /// Whether GEMMs of `rows` rows are theirs.
-    pub(super) fn take(&self, rows: usize) -> bool {
-        rows >= self.from
-    }
-
-    /// Makes a plan for GEMMs of `shape`, on real operands.
-    pub(super) fn prepare(&mut self, weight: &Fp8, shape: Shape, x: u64, y: u64) -> Result<(), GpuError> {
-        self.lt.prepare(shape, weight.operands(x, y)).map_err(|error| match error {
+    /// Has `lt` make a plan for GEMMs of `shape`, on real operands.
+    pub(super) fn prepare(&self, lt: &mut Lt, shape: Shape, x: u64, y: u64) -> Result<(), GpuError> {
+        lt.prepare(shape, self.operands(x, y)).map_err(|error| match error {
             // Which of them there are depends on the card and on the library's version.
             GpuError::Blas(why) => {
                 GpuError::Blas(format!("{why}: no GEMM of 8 bits for {shape:?} on this card: `products` \"full\""))
@@ -88,9 +62,13 @@ impl Gemms {
             other => other,
         })
     }
+}
 
-    /// Starts a GEMM whose plan was made.
-    pub(super) fn run(&self, weight: &Fp8, shape: Shape, x: u64, y: u64) -> Result<(), GpuError> {
-        self.lt.run(shape, weight.operands(x, y))
+/// Rows from which GEMMs are in 8 bits; `None`: none are.
+pub(super) fn least_rows(products: Products) -> Option<usize> {
+    match products {
+        Products::Full => None,
+        Products::Fp8 => Some(SKINNY_ROWS + 1),
+        Products::Fp8Always => Some(0),
     }
 }

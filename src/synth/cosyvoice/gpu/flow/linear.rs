@@ -11,7 +11,7 @@ use super::super::tuned::{Finding, Tuned};
 use super::super::units;
 use super::super::weights::Packed;
 use super::Block;
-use super::fp8::{Fp8, Gemms};
+use super::fp8::Fp8;
 
 /// Rows of a block of a skinny GEMM, and warps that share its inputs; as in skinny.cu.
 const SKINNY_BLOCK: usize = 56;
@@ -147,8 +147,8 @@ pub(super) struct Linears {
     pub(super) block: usize,
     /// What blocks that share a GEMM's inputs find: [`PARTS`] of [`SKINNY_ROWS`] rows.
     pub(super) parts: Buf,
-    /// What runs the GEMMs of wide steps, where those multiply numbers of 8 bits.
-    pub(super) fp8: Option<Gemms>,
+    /// Rows from which GEMMs multiply numbers of 8 bits, if any do.
+    pub(super) fp8_rows: Option<usize>,
 }
 
 /// The kernels of narrow.cu that `device` runs for chunks of `block` frames.
@@ -168,8 +168,8 @@ pub(super) fn narrow_kernels(
 impl Linears {
     /// `rows` rows at `x` through `l` to `y`.
     pub(super) fn run(&self, l: &Linear, rows: usize, x: u64, y: u64, gelu: bool) -> Result<(), GpuError> {
-        if let Some((gemms, weight)) = self.in_fp8(l, rows) {
-            return gemms.run(weight, Shape { m: rows, n: l.n, k: l.k, gelu, fp8: true }, x, y);
+        if let (Some(weight), Some(lt)) = (self.in_fp8(l, rows), &self.lt) {
+            return lt.run(Shape { m: rows, n: l.n, k: l.k, gelu, fp8: true }, weight.operands(x, y));
         }
         let shape = Shape { m: rows, n: l.n, k: l.k, gelu, fp8: false };
         if self.device.invariant {
@@ -182,14 +182,14 @@ impl Linears {
         }
     }
 
-    /// Who runs the GEMM of `rows` rows, if it multiplies numbers of 8 bits.
-    fn in_fp8<'a>(&'a self, l: &'a Linear, rows: usize) -> Option<(&'a Gemms, &'a Fp8)> {
-        Some((self.fp8.as_ref().filter(|gemms| gemms.take(rows))?, l.fp8.as_ref()?))
+    /// The weight of the GEMM of `rows` rows, if it multiplies numbers of 8 bits.
+    fn in_fp8<'a>(&self, l: &'a Linear, rows: usize) -> Option<&'a Fp8> {
+        l.fp8.as_ref().filter(|_| self.fp8_rows.is_some_and(|least| rows >= least))
     }
 
     /// What the inputs of the GEMM of `rows` rows are multiplied with before they are rounded to 8 bits; zero: they are elements.
     pub(super) fn scale(&self, l: &Linear, rows: usize) -> f32 {
-        self.in_fp8(l, rows).map_or(0.0, |(_, weight)| weight.inputs)
+        self.in_fp8(l, rows).map_or(0.0, |weight| weight.inputs)
     }
 
     /// A GEMM through cuBLASLt, or through our kernels where it does not serve.
@@ -275,13 +275,14 @@ impl Linears {
         for kind in kinds {
             let Kind { pick, x, y, gelu, .. } = *kind;
             let l = pick(block);
-            if let (Some(gemms), Some(weight)) = (self.fp8.as_mut().filter(|gemms| gemms.take(rows)), &l.fp8) {
-                gemms.prepare(weight, Shape { m: rows, n: l.n, k: l.k, gelu, fp8: true }, x, y)?;
-                continue;
-            }
-            let shape = Shape { m: rows, n: l.n, k: l.k, gelu, fp8: false };
+            let fp8 = self.in_fp8(l, rows);
+            let shape = Shape { m: rows, n: l.n, k: l.k, gelu, fp8: fp8.is_some() };
             let (Some(lt), Some((w, bias))) = (&mut self.lt, &l.plain) else { return Ok(()) };
             if lt.prepared(shape) || self.choices.contains_key(&shape) {
+                continue;
+            }
+            if let Some(weight) = fp8 {
+                weight.prepare(lt, shape, x, y)?;
                 continue;
             }
             lt.prepare(shape, Operands::whole(x, w.ptr, bias.ptr, y))?;

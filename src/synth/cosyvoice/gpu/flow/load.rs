@@ -9,14 +9,13 @@ use super::super::slabs::PARTS;
 use super::super::units;
 use super::super::weights::{Packer, Source, padded};
 use super::attend::{self, Attention, QUERIES};
-use super::fp8::{Fp8, Gemms};
+use super::fp8::{self, Fp8};
 use super::linear::{Linear, Linears, PARTS as SHARES, SKINNY_ROWS, narrow_kernels};
 use super::position::{NARROW_TILE, Positions, TILE};
 use super::unguided::Unguided;
 use super::{
     BACK, Block, ChunkArgs, Flow, Front, Kernels, MOST_SHARED, ROOM, Scratch, Staged, Weights, defines, head_bytes,
 };
-use crate::synth::cosyvoice::backend::Products;
 use crate::synth::cosyvoice::checkpoint::Part;
 use crate::synth::cosyvoice::config::{CONV_POS_GROUPS, CONV_POS_KERNEL, Config, FlowConfig, TIME_EMBED};
 use crate::synth::cosyvoice::fp8::{Modulated, Ranges};
@@ -123,7 +122,7 @@ fn weights(packer: &Packer, source: &dyn Source, config: &Config) -> Result<Weig
     let (visited, deltas): (Vec<f32>, Vec<f32>) = f.evaluations().into_iter().unzip();
     let modulation = modulation(packer, source, f, &visited)?;
     let mut steps = Vec::new();
-    if device.modes.products != Products::Full {
+    if device.modes.products.fp8() {
         steps.resize(modulation.bytes / 4, 0f32);
         device.read(modulation.ptr, &mut steps)?;
     }
@@ -200,10 +199,7 @@ fn kernels(device: &Device, module: &Module, elt: Elt, f: &FlowConfig) -> Result
         euler: module.kernel("flow_euler", 0)?,
         attention: Attention::load(device, module, elt, f)?,
         norm_shares: module.kernel("flow_norm_shares", 0)?,
-        norm_fp8: match device.modes.products {
-            Products::Full => None,
-            Products::Fp8 | Products::Fp8Always => Some(module.kernel("flow_norm_fp8", 0)?),
-        },
+        norm_fp8: device.modes.products.fp8().then(|| module.kernel("flow_norm_fp8", 0)).transpose()?,
         append: module.kernel("flow_append", 0)?,
         neighbours: module.kernel("flow_neighbours", 0)?,
         keep: module.kernel("flow_keep", 0)?,
@@ -243,8 +239,8 @@ impl Flow {
         let device = &packer.device;
         let (f, elt) = (&config.flow, packer.elt);
         check(config, device.shared, device.modes.int8_keys)?;
-        let fp8 = device.modes.products != Products::Full;
-        let module = device.compile(&units::FLOW, elt, &defines(f, device.modes.int8_keys, fp8))?;
+        let modes = device.modes;
+        let module = device.compile(&units::FLOW, elt, &defines(f, modes.int8_keys, modes.products.fp8()))?;
         let skinny = match elt {
             Elt::F32 => Vec::new(),
             _ => ["flow_skinny_16", "flow_skinny_32", "flow_skinny_48"]
@@ -275,7 +271,7 @@ impl Flow {
                 narrow,
                 block: f.block,
                 parts: device.zeros("activations", parts * SHARES * SKINNY_ROWS * f.dim * 4)?,
-                fp8: Gemms::new(device, elt)?,
+                fp8_rows: fp8::least_rows(device.modes.products),
             },
             kernels: kernels(device, &module, elt, f)?,
             positions: Positions::load(packer, source, f, &module)?,
